@@ -184,6 +184,12 @@ class Settings:
         "where the gateway tells that a batch has ended, as Standard Webhooks does. Empty: it tells nobody",
         guarded=True,
     )
+    gateway_webhook_networks: str = _setting(
+        "",
+        "the networks, such as 10.1.0.0/16, with commas, where that URL may lead, then also with http://. Empty: to "
+        "public addresses alone, over https://",
+        guarded=True,
+    )
     gateway_webhook_secret_file: str = _setting(
         "",
         "a file with the secret that signs what is told, `whsec_` and then 24 to 64 bytes in base64",
@@ -316,13 +322,14 @@ def _may_hold_a_secret(url: str) -> bool:
 
 
 def is_web_url(url: str) -> bool:
-    """Whether a URL is one of HTTP, with a host, and holds no user."""
+    """Whether a URL is one of HTTP, with a host, as it is sent, and holds no user."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  (it raises if it is none)
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and url.isprintable()
+    as_sent = url.isascii() and url.isprintable() and " " not in url
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and as_sent
 
 
 def _is_redis_url(url: str) -> bool:

@@ -10,12 +10,9 @@ import logging
 import secrets
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.client import HTTPException
-from typing import Any
+from urllib.parse import urlsplit
 
 from embedctl.common.notices import Reminder
 from embedctl.store.webhook_events import Event, EventStore
@@ -23,14 +20,18 @@ from embedctl_config.errors import BrokerUnavailable, NotPermitted, SettingsErro
 from embedctl_config.redis_url import read_password
 from embedctl_config.retry import ASIDE
 from embedctl_config.settings import Settings, expanded, is_web_url
+from embedctl_gateway.http.addresses import Network, address_in, is_public, networks_of
+from embedctl_gateway.http.outward import NotSent, Outward
 
 log = logging.getLogger(__name__)
 
 #: Pauses between tries, those of Standard Webhooks' senders; after the last one an event is given up (seconds). Redis
 #: holds the number of tries, because the gateway may end meanwhile.
 PAUSES_S = (5, 300, 1800, 7200, 28_800, 86_400)
-#: The receiver may take this long to connect, and to answer (seconds).
-_PATIENCE_S = 10.0
+#: A whole try may take this long (seconds).
+_TRY_S = 10.0
+#: Tries at a time, so that one that takes long holds up no other.
+_TRIES = 4
 #: A process that tells an event for so long counts as dead (seconds).
 _LEASE_S = 60.0
 #: Between two looks for an event (seconds).
@@ -48,16 +49,17 @@ class Receiver:
 
     url: str
     secret: bytes = field(repr=False)
+    networks: tuple[Network, ...] = ()
 
 
 def receiver_of(settings: Settings) -> Receiver | None:
-    """The receiver in the settings; None if there is none. Raises SettingsError if the URL is none, or the secret is
-    missing or wrong."""
+    """The receiver in the settings; None if there is none. Raises SettingsError if the URL is none or must not be used,
+    or the secret is missing or wrong."""
     url, file = settings.gateway_webhook_url, settings.gateway_webhook_secret_file
     if not url:
         return None
-    if not is_web_url(url):
-        raise SettingsError("gateway_webhook_url: write http:// or https://, a host and a path, without a password")
+    networks = networks_of(settings.gateway_webhook_networks, "gateway_webhook_networks")
+    _check_url(url, networks)
     if not file:
         raise SettingsError("gateway_webhook_secret_file: name a file with the secret of gateway_webhook_url")
     text = read_password(expanded(file, "gateway_webhook_secret_file"), "gateway_webhook_secret_file").strip()
@@ -70,7 +72,26 @@ def receiver_of(settings: Settings) -> Receiver | None:
             f"gateway_webhook_secret_file: the secret is not {_PREFIX} and then {_SHORTEST} to {_LONGEST} bytes in "
             "base64. Make one with: echo whsec_$(openssl rand -base64 32)"
         )
-    return Receiver(url, secret)
+    return Receiver(url, secret, networks)
+
+
+def _check_url(url: str, networks: tuple[Network, ...]) -> None:
+    if not is_web_url(url):
+        raise SettingsError("gateway_webhook_url: write https://, a host and a path, in ASCII and without a password")
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not networks:
+        raise SettingsError(
+            "gateway_webhook_url: write https://. Only into a network of gateway_webhook_networks may it be http://"
+        )
+    try:
+        address = address_in(parts.hostname or "")
+    except ValueError:  # a name, which is resolved at each try
+        return
+    if not is_public(address) and not any(address in network for network in networks):
+        raise SettingsError(
+            f"gateway_webhook_url: {address} is no public address. If you mean it, name its network in "
+            "gateway_webhook_networks"
+        )
 
 
 def signature(secret: bytes, event_id: str, timestamp: int, body: bytes) -> str:
@@ -80,27 +101,32 @@ def signature(secret: bytes, event_id: str, timestamp: int, body: bytes) -> str:
 
 
 class Webhooks:
-    """The thread of one gateway that tells events. `count` is called with what became of a try: `delivered`, `failed`
+    """The threads of one gateway that tell events. `count` is called with what became of a try: `delivered`, `failed`
     or `given_up`."""
 
     def __init__(self, receiver: Receiver, events: EventStore, count: Callable[[str], None]) -> None:
-        self._receiver = receiver
+        self._secret = receiver.secret
+        self._outward = Outward(receiver.url, receiver.networks)
         self._events = events
         self._count = count
         self._remind = Reminder(log.warning)
         self._stopping = threading.Event()
         serving = (self._step, self._failed, self._stopping)
-        self._thread = threading.Thread(target=ASIDE.serve, args=serving, name="webhooks", daemon=True)
-        # A redirect would lead to a URL that the operator has not named.
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._threads = [
+            threading.Thread(target=ASIDE.serve, args=serving, name=f"webhooks-{number}", daemon=True)
+            for number in range(_TRIES)
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for each in self._threads:
+            each.start()
 
     def stop(self) -> None:
         """End soon. What is not told is told by another gateway, or by the next one."""
         self._stopping.set()
-        self._thread.join(_STOP_S)
+        until = time.monotonic() + _STOP_S
+        for each in self._threads:
+            each.join(max(0.0, until - time.monotonic()))
 
     def _failed(self, error: Exception, _: float) -> None:
         if isinstance(error, NotPermitted):  # the operator, who can mend Redis' access list, is to know
@@ -137,24 +163,14 @@ class Webhooks:
             "user-agent": "embedctl",
             "webhook-id": event.id,
             "webhook-timestamp": str(timestamp),
-            "webhook-signature": signature(self._receiver.secret, event.id, timestamp, body),
+            "webhook-signature": signature(self._secret, event.id, timestamp, body),
         }
-        request = urllib.request.Request(self._receiver.url, body, headers, method="POST")  # noqa: S310  (http or https)
         try:
-            with self._opener.open(request, timeout=_PATIENCE_S) as answer:
-                return None if 200 <= answer.status < 300 else f"status {answer.status}"
-        except urllib.error.HTTPError as error:
-            error.close()
-            return f"status {error.code}"
-        except (OSError, HTTPException, ValueError) as error:  # no connection, no answer in time, or none in HTTP
-            return str(getattr(error, "reason", error)) or type(error).__name__
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Takes a redirect as a failure."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
+            status = self._outward.post(body, headers, _TRY_S)
+        except NotSent as error:
+            return str(error)
+        # A redirect is a failure: it leads to a URL that the operator has not named.
+        return None if 200 <= status < 300 else f"status {status}"
 
 
 def _body(event: Event) -> bytes:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import ssl
-from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from email.message import Message
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import unquote, urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlencode, urlsplit
 
 import orjson
 
+from embedctl.common.proxies import proxy_of
 from embedctl_config import errors
 from embedctl_config.errors import (
     BrokerRefused,
@@ -157,18 +156,15 @@ class Calls:
         """A new connection, through the proxy that the environment names, if it names one. It is not open yet."""
         if self._is_tls and self._tls is None:
             self._tls = ssl.create_default_context(cafile=self._certificates)
-        proxy = None if proxy_bypass(self._host) else getproxies().get("https" if self._is_tls else "http")
-        via = urlsplit(proxy) if proxy else None
-        host, port = (self._host, self._port) if via is None else (str(via.hostname), via.port or 80)
+        proxy = proxy_of("https" if self._is_tls else "http", self._host)
+        host, port = (self._host, self._port) if proxy is None else (proxy.host, proxy.port)
         made = (
             HTTPConnection(host, port, timeout=_PATIENCE_S)
             if self._tls is None
             else HTTPSConnection(host, port, timeout=_PATIENCE_S, context=self._tls)
         )
-        if via is not None:
-            user = f"{unquote(via.username or '')}:{unquote(via.password or '')}"
-            told = {"Proxy-Authorization": f"Basic {b64encode(user.encode()).decode()}"} if via.username else {}
-            made.set_tunnel(self._host, self._port, told)
+        if proxy is not None:
+            made.set_tunnel(self._host, self._port, dict(proxy.headers))
         return made
 
     def _error(self, status: int, headers: Message, body: bytes) -> EmbedctlError:

@@ -220,6 +220,7 @@ GUARDED = {
     "gateway_address": '"0.0.0.0:1"',
     "gateway_keys_file": '"theirs"',
     "gateway_webhook_url": '"https://attacker.example"',
+    "gateway_webhook_networks": '"0.0.0.0/0"',
     "gateway_webhook_secret_file": '"theirs"',
     "gateway_tls_cert_file": '"theirs.pem"',
     "gateway_tls_key_file": '"theirs.pem"',

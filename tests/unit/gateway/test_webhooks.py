@@ -23,11 +23,15 @@ def test_the_signature_is_that_of_standard_webhooks() -> None:
     )
 
 
-def given(folder: Path, url: str, secret: str | None) -> Settings:
+def given(folder: Path, url: str, secret: str | None, networks: str = "") -> Settings:
     file = folder / "secret"
     if secret is not None:
         file.write_text(secret)
-    return Settings(gateway_webhook_url=url, gateway_webhook_secret_file="" if secret is None else str(file))
+    return Settings(
+        gateway_webhook_url=url,
+        gateway_webhook_secret_file="" if secret is None else str(file),
+        gateway_webhook_networks=networks,
+    )
 
 
 def test_a_receiver(tmp_path: Path) -> None:
@@ -36,6 +40,8 @@ def test_a_receiver(tmp_path: Path) -> None:
     assert (receiver.url, len(receiver.secret)) == ("https://told.example/path?a=b", 24)
     assert "secret" not in repr(receiver)
     assert receiver_of(Settings()) is None
+    for url in ("https://10.1.2.3/told", "http://10.1.2.3/told", "http://receiver.inside/told"):
+        assert receiver_of(given(tmp_path, url, SECRET, "10.1.0.0/16"))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,11 @@ def test_a_receiver(tmp_path: Path) -> None:
         ("ftp://told.example/", SECRET, "gateway_webhook_url"),
         ("https://user:word@told.example/", SECRET, "without a password"),
         ("https://told.example/\nx", SECRET, "gateway_webhook_url"),
+        ("https://told.example/a b", SECRET, "in ASCII"),
+        ("https://tøld.example/", SECRET, "in ASCII"),
+        ("HTTP://told.example/", SECRET, "write https://"),
+        ("https://127.0.0.1/", SECRET, r"127\.0\.0\.1 is no public address"),
+        ("https://[::ffff:169.254.169.254]/", SECRET, r"169\.254\.169\.254 is no public address"),
         ("https://told.example/", None, "name a file"),
         ("https://told.example/", "", "is empty"),
         ("https://told.example/", SECRET.removeprefix("whsec_"), "is not whsec_"),
