@@ -13,14 +13,16 @@ local function blame(is_second)
   redis.call('HSET', job, 'killed_ms', now)
   if not is_second and now - (before or 0) >= DISTRUST_MS then return end
   if tonumber(until_ms or 0) <= now then trials = math.min((trials or TRIALS / 2) * 2, MOST_TRIALS) end
-  redis.call('HSET', job, 'distrusted_ms', now + DISTRUST_MS, 'trials', trials, 'trials_left', trials)
+  redis.call('HSET', job, 'distrusted_ms', now + DISTRUST_MS, 'trials', trials, 'trials_left', trials, 'watched_ms',
+    now + DISTRUST_MS + WATCH_MS)
   look_by(now + DISTRUST_MS)
 end
 
 -- Workers died with chunks of this job in hand: it is to `blame` if there were none of other jobs; else `watch` it.
 local function judge(word)
-  if word == 'blame' then blame(tonumber(redis.call('HGET', job, 'watched_ms') or 0) > now) end
-  if word ~= '' then redis.call('HSET', job, 'watched_ms', now + WATCH_MS) end
+  local watched_ms = tonumber(redis.call('HGET', job, 'watched_ms') or 0)
+  if word == 'blame' then blame(watched_ms > now) end
+  if word ~= '' then redis.call('HSET', job, 'watched_ms', math.max(watched_ms, now + WATCH_MS)) end
 end
 
 -- Note a death. Returns how many deaths in a row named no row, without the chunk's first death.
