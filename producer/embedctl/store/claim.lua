@@ -48,6 +48,7 @@ if alike and (facts.alike ~= alike or place.first >= place.below) then return {'
 -- Whether a worker may have chunks of the job now. Jobs that are watched are not in one worker together, so that its death
 -- may tell whose text it was; if several wait for it, they take turns.
 local function may_have()
+  found.is_watched = false
   if tonumber(redis.call('HGET', job, 'watched_ms') or 0) <= now then return true end
   local key = WATCHED .. instance
   local other, since, is_awaited = (redis.call('GET', key) or ''):match('^(%S+) (%d+)(.?)$')

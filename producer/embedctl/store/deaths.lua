@@ -6,23 +6,23 @@ local function fate(instance)
   return (not until_ms or tonumber(until_ms) < now) and 'silent' or 'alive'
 end
 
--- A text of this job killed a worker. Where there are two, there are often more: only quarantine is given any of the job
--- then, until so many of its chunks in a row have come through there, each time twice as many.
-local function blame(is_second)
-  local before, until_ms, trials = unpack(redis.call('HMGET', job, 'killed_ms', 'distrusted_ms', 'trials'))
-  redis.call('HSET', job, 'killed_ms', now)
-  if not is_second and now - (before or 0) >= DISTRUST_MS then return end
-  if tonumber(until_ms or 0) <= now then trials = math.min((trials or TRIALS / 2) * 2, MOST_TRIALS) end
+-- Two texts of this job killed workers, and where there are two, there are often more: only quarantine is given any of it
+-- until so many of its chunks in a row have come through there, each time twice as many.
+local function distrust()
+  local until_ms, trials = unpack(redis.call('HMGET', job, 'distrusted_ms', 'trials'))
+  trials = tonumber(trials or TRIALS / 2)
+  if tonumber(until_ms or 0) <= now then trials = math.min(trials * 2, MOST_TRIALS) end
   redis.call('HSET', job, 'distrusted_ms', now + DISTRUST_MS, 'trials', trials, 'trials_left', trials, 'watched_ms',
     now + DISTRUST_MS + WATCH_MS)
   look_by(now + DISTRUST_MS)
 end
 
--- Workers died with chunks of this job in hand: it is to `blame` if there were none of other jobs; else `watch` it.
+-- Workers died with chunks of this job in hand, at rows that are not known: it is to `blame` if there were none of other
+-- jobs; else `watch` it. The first time, somebody may have killed them.
 local function judge(word)
   local watched_ms = tonumber(redis.call('HGET', job, 'watched_ms') or 0)
-  if word == 'blame' then blame(watched_ms > now) end
   if word ~= '' then redis.call('HSET', job, 'watched_ms', math.max(watched_ms, now + WATCH_MS)) end
+  if word == 'blame' and watched_ms > now then distrust() end
 end
 
 -- Note a death. Returns how many deaths in a row named no row, without the chunk's first death.
@@ -36,7 +36,11 @@ local function suspect(chunk, instance, row)
   redis.call('HSET', attempts, chunk .. ':deaths', cjson.encode(deaths))
   redis.call('PEXPIRE', attempts, keep_ms)
   redis.call('HINCRBY', job, 'deaths', 1)
-  if row ~= '' then blame() end
+  if row ~= '' then
+    local before = redis.call('HGET', job, 'killed_ms')
+    redis.call('HSET', job, 'killed_ms', now)
+    if now - (before or 0) < DISTRUST_MS then distrust() end
+  end
   return deaths.unnamed
 end
 
