@@ -27,8 +27,8 @@ from embedctl_bench.report import grid
 #: Module → its probes. Only that of the probe is imported, because others need torch.
 PROBES: Mapping[str, Sequence[str]] = {
     "jobs": ("redis_calls", "recovery", "submit_rate", "submit_latency", "small_jobs"),
-    "outputs": ("formats", "drain"),
-    "databases": ("databases",),
+    "outputs": ("drain",),
+    "destinations": ("destinations",),
     "since_scale": ("since_scale",),
     "shares": ("shares", "shares_under_kills", "cost_of_turns"),
     "service_scale": ("service_scale",),

@@ -183,7 +183,8 @@ def test_a_walk_of_kills(encode: Encode, settings: Settings, table: Database, tm
     destination.open(contract)
     sources = dict(destination.ids())
     destination.close()
-    assert sources == {f"r{i}": contract.source(hashlib.sha256(text.encode()).digest()) for i, text in enumerate(TEXTS)}
+    made = contract.sources(hashlib.sha256(text.encode()).digest() for text in TEXTS)
+    assert sources == {f"r{i}": source for i, source in enumerate(made)}
 
 
 def test_retried_records_are_delivered_by_the_next_call(rig: Rig, settings: Settings, table: Database) -> None:

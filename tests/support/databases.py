@@ -245,7 +245,7 @@ def database(request: pytest.FixtureRequest, kind: str, folder: Path) -> Databas
 def batch(ids: Sequence[str], *, seed: int = 0, kept: Sequence[Mapping[str, Any]] | None = None) -> Batch:
     """Records with random vectors of unit length, each made from a text that is its id and the seed."""
     fields = None if kept is None else [json.dumps(each) for each in kept]
-    sources = [CONTRACT.source(f"{label} {seed}".encode()) for label in ids]
+    sources = list(CONTRACT.sources(f"{label} {seed}".encode() for label in ids))
     return Batch(list(ids), unit_vectors(len(ids), DIM, seed), sources, fields, np.arange(len(ids)))
 
 

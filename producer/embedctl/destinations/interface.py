@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ import numpy.typing as npt
 from embedctl.store import JobSpec, JobStatus
 from embedctl_config.errors import OtherContract, OutputError
 from embedctl_config.fingerprint import deciding, job_fingerprint
+
+T = TypeVar("T")
 
 #: Vectors as they are stored: float32 or float16, records × dimensions.
 Stored = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -88,9 +90,10 @@ class Contract:
         dimensions follow from the fingerprint."""
         return hashlib.sha256(json.dumps([self.fingerprint, self.dtype]).encode()).digest()[:16]
 
-    def source(self, text_digest: bytes) -> bytes:
-        """From what a row is made: 16 bytes of SHA-256 over the contract and the SHA-256 of a text."""
-        return hashlib.sha256(self.digest + text_digest).digest()[:16]
+    def sources(self, text_digests: Iterable[bytes]) -> Iterator[bytes]:
+        """From what rows are made: 16 bytes of SHA-256 over the contract and the SHA-256 of a text, for each text."""
+        contract = self.digest
+        return (hashlib.sha256(contract + each).digest()[:16] for each in text_digests)
 
     def refuse_other(self, found: Contract | None, name: str) -> None:
         """Raise OtherContract unless a destination of this name is bound to this one. Its contract is None if it holds
@@ -134,13 +137,15 @@ class Batch:
         return len(self.ids)
 
     def part(self, rows: slice | npt.NDArray[np.int64]) -> Batch:
-        at = np.arange(len(self))[rows].tolist()
+        def of(values: Sequence[T]) -> Sequence[T]:
+            return values[rows] if isinstance(rows, slice) else [values[row] for row in rows.tolist()]
+
         return replace(
             self,
-            ids=[self.ids[row] for row in at],
+            ids=of(self.ids),
             vectors=self.vectors[rows],
-            sources=None if self.sources is None else [self.sources[row] for row in at],
-            kept=None if self.kept is None else [self.kept[row] for row in at],
+            sources=None if self.sources is None else of(self.sources),
+            kept=None if self.kept is None else of(self.kept),
             positions=None if self.positions is None else self.positions[rows],
         )
 

@@ -43,7 +43,7 @@ def deliver(waiter: Waiter, destination: Destination, options: Options, callback
         records = waiter.until_ended(TimeLimit.from_now(None), callbacks.progress).records
         left_out = decided(reader.heads(callbacks.progress), records, options.duplicates)
     rows = Rows(waiter, destination, options, left_out, callbacks.refused)
-    delivery = _Delivery(rows, left_out, callbacks.written)
+    delivery = Delivery(rows, left_out, callbacks.written)
     try:
         run(lambda: reader.chunks(progress=callbacks.progress), delivery, waiter.status)
     finally:
@@ -52,7 +52,7 @@ def deliver(waiter: Waiter, destination: Destination, options: Options, callback
     return delivery.done
 
 
-class _Delivery(Taker[ChunkVectors]):
+class Delivery(Taker[ChunkVectors]):
     def __init__(self, rows: Rows, left_out: LeftOut | None, written: Written) -> None:
         self._rows, self._written = rows, written
         self.done = rows.done

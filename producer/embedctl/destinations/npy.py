@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from embedctl.corpus.digests import DIGEST_BYTES
 from embedctl.destinations.interface import ABOUT, Contract
-from embedctl.destinations.unfinished import LineFile, digest_of, json_line, part_of, publish
+from embedctl.destinations.unfinished import LineFile, digest_of, json_line, json_lines, part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config import durable
@@ -77,7 +77,7 @@ class NpyWriter(Writer):
                 continue
             self._skip_to(int(chunk.positions[first]))
             self._rows = int(chunk.positions[end - 1]) + 1
-            self._files["ids"].write(map(json_line, chunk.ids[first:end]))
+            self._files["ids"].write([json_lines(chunk.ids[first:end])])
             if self._about is not None:
                 none = bytes((end - first) * DIGEST_BYTES)
                 self._files["digests"].write([none if chunk.digests is None else chunk.digests[first:end].tobytes()])

@@ -7,9 +7,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import numpy as np
-
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.postgresql_copy import COLUMNS, encoded
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import DestinationRefused, MissingExtra, OutputError, SettingsError
 from embedctl_config.settings import Settings
@@ -17,7 +16,6 @@ from embedctl_config.settings import Settings
 try:
     import psycopg
     from psycopg import sql
-    from psycopg.types.json import Jsonb
 
     from embedctl.destinations.postgresql_errors import explained, reason
 except ImportError as error:
@@ -33,8 +31,6 @@ _LEFT_OUT = sql.SQL("SELECT id, source FROM {0} EXCEPT SELECT id, source FROM {1
 _MAKING, _WRITING = 0x656D6264 << 32, 0x656D6265 << 32
 #: Rows that are fetched together.
 _FETCHED = 20_000
-#: The columns that are ours, as they are copied. A table of somebody else may lack the last one.
-_COLUMNS = {"id": "text", "embedding": "bytea", "source": "bytea", "metadata": "jsonb"}
 
 
 class PostgresTable(Destination):
@@ -90,7 +86,7 @@ class PostgresTable(Destination):
             yield from cursor.execute(sql.SQL("SELECT id, source FROM {} WHERE id IS NOT NULL").format(self._table))
 
     def write(self, batch: Batch) -> None:
-        if batch.kept is not None and len(self._columns) < len(_COLUMNS):
+        if batch.kept is not None and len(self._columns) < len(COLUMNS):
             raise OutputError(f"{self.name}: kept fields need a column metadata of the type jsonb, or omit --keep")
         with self._transaction() as cursor:
             self._lock(cursor)
@@ -167,12 +163,9 @@ class PostgresTable(Destination):
 
     def _copy(self, cursor: psycopg.Cursor[Any], into: sql.Identifier, batch: Batch) -> None:
         columns = _COMMA.join(map(sql.Identifier, self._columns))
-        kept: Sequence[str | None] = batch.kept or [None] * len(batch)
         with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)) as copy:
-            copy.set_types([_COLUMNS[name] for name in self._columns])
-            for (label, source), vector, fields in zip(batch.rows, _encoded(batch), kept, strict=True):
-                metadata = None if fields is None else Jsonb(fields, dumps=str)
-                copy.write_row((label, vector, source, metadata)[: len(self._columns)])
+            for block in encoded(batch, self._columns):
+                copy.write(block)
 
     def _lock(self, cursor: psycopg.Cursor[Any]) -> None:
         """Keep other deliveries to this table waiting until the transaction ends: two would lock rows crosswise.
@@ -269,7 +262,7 @@ class PostgresTable(Destination):
                     f"{self.name}: the table needs a column {name} of the type {allowed[0]}, and it has "
                     f"{types.get(name, 'none')}: add it with ALTER TABLE, or choose a table that does not exist yet"
                 )
-        self._columns = tuple(_COLUMNS)[: 4 if types.get("metadata") == "jsonb" else 3]
+        self._columns = COLUMNS[: 4 if types.get("metadata") == "jsonb" else 3]
         exact = cursor.execute(
             "SELECT bool_and(c.collisdeterministic) FROM pg_index i "
             "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
@@ -283,13 +276,3 @@ class PostgresTable(Destination):
                 f"{self.name}: the column id is not unique by its very characters: make it so with ALTER TABLE … ADD "
                 "UNIQUE (id), not deferrable, and with a deterministic collation"
             )
-
-
-def _encoded(batch: Batch) -> Iterator[bytes]:
-    """Each vector as pgvector sends it: its dimensions, two bytes for later use, and its components."""
-    rows, dim = batch.vectors.shape
-    kind = [("dim", ">i2"), ("unused", ">i2"), ("vector", batch.vectors.dtype.newbyteorder(">"), (dim,))]
-    made = np.zeros(rows, kind)
-    made["dim"], made["vector"] = dim, batch.vectors
-    data, size = made.tobytes(), made.itemsize
-    return (data[at : at + size] for at in range(0, len(data), size))

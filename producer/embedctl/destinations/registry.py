@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -96,40 +96,38 @@ BUILT_IN = (
 def kinds() -> Iterator[DatabaseKind]:
     """All kinds of databases, those of plug-ins last. Nothing of a plug-in is loaded."""
     yield from BUILT_IN
-    for entry in _plugins().values():
+    for entry in entry_points(group=GROUP):  # it reads the metadata of every distribution
         made_by = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
         yield DatabaseKind(
-            entry.name, f"{entry.name}:…", (entry.name,), "", (), entry.value, plugin=made_by or "a plug-in"
+            entry.name, f"{entry.name}:…", (entry.name.lower(),), "", (), entry.value, plugin=made_by or "a plug-in"
         )
 
 
 def destination_of(text: str, settings: Settings) -> Destination:
     """The database of a URL. Its client is imported, and nothing is opened. SettingsError: no database has such a URL,
     it is incomplete, or it holds a password."""
-    scheme, known = _scheme_of(text), _by_scheme()
-    if ":" not in text or scheme not in known:
+    kind = _kind_of(text)
+    if kind is None:
+        known = ", ".join(sorted(name for each in kinds() for name in each.schemes))
         # Its scheme alone: the rest may hold a password.
+        begin = text.partition(":")[0].lower() if ":" in text else "that"
         raise SettingsError(
-            f"-o: no database has a URL that begins with {scheme if ':' in text else 'that'!r}. Known: "
-            f"{', '.join(sorted(known))}. `embedctl destinations` shows their forms"
+            f"-o: no database has a URL that begins with {begin!r}. Known: {known}. `embedctl destinations` shows "
+            "their forms"
         )
-    kind = known[scheme]
     url = parse_url(text, password_fix=kind.password_fix, user_is_allowed=kind.user_is_allowed)
     return _maker(kind)(url, settings)
 
 
 def is_database(text: str) -> bool:
     """Whether a text is the URL of a database, known or not."""
-    return ":" in text and (_scheme_of(text) in _by_scheme() or ("://" in text and _scheme_of(text) != "s3"))
+    return ("://" in text and not text.lower().startswith("s3:")) or _kind_of(text) is not None
 
 
-def _scheme_of(text: str) -> str:
-    return text.partition(":")[0].lower()
-
-
-def _by_scheme() -> Mapping[str, DatabaseKind]:
-    # Ours come last, so that a plug-in never takes over a scheme of ours, and the passwords with it.
-    return {name: kind for kind in reversed([*kinds()]) for name in kind.schemes}
+def _kind_of(url: str) -> DatabaseKind | None:
+    scheme, colon, _ = url.lower().partition(":")
+    # Ours come first, so that a plug-in never takes over a scheme of ours, and the passwords with it.
+    return next((kind for kind in kinds() if scheme in kind.schemes), None) if colon else None
 
 
 def _maker(kind: DatabaseKind) -> Callable[[DestinationUrl, Settings], Destination]:
@@ -137,7 +135,3 @@ def _maker(kind: DatabaseKind) -> Callable[[DestinationUrl, Settings], Destinati
     if not callable(make):
         raise SettingsError(f"the entry point {kind.name!r} of {kind.plugin} makes no destination: it is not callable")
     return make
-
-
-def _plugins() -> Mapping[str, EntryPoint]:
-    return {entry.name.lower(): entry for entry in entry_points(group=GROUP)}

@@ -82,7 +82,9 @@ class Gathered:
     def add(self, chunk: ChunkVectors) -> None:
         self.chunks.append(chunk)
         self.rows += len(chunk.positions)
-        self.size += _bytes_of(chunk)
+        self.size += chunk.vectors.nbytes + sum(map(len, filter(None, chunk.ids)))
+        if self.keeps and chunk.kept is not None:
+            self.size += sum(len(str(each)) for each in chunk.kept)
 
     def taken(self, most_bytes: int) -> Iterator[Batch]:
         """All that is gathered, in batches of about so many bytes; nothing is left then. InputError: a record has no
@@ -103,18 +105,19 @@ class Gathered:
         if self.left_out is not None:
             good &= ~self.left_out.among(chunk.positions)
         rows = np.flatnonzero(good)
-        vectors = _cast(chunk.vectors[rows], self.contract.dtype)
+        vectors = _cast(chunk.vectors if good.all() else chunk.vectors[rows], self.contract.dtype)
         fits = np.isfinite(vectors).all(axis=1)
-        for row in rows[~fits].tolist():
-            what = "is not finite" if not np.isfinite(chunk.vectors[row]).all() else f"overflows {self.contract.dtype}"
-            self.refuse(RefusedRecord(int(chunk.positions[row]), self._id(chunk, row), f"the vector {what}"))
-        rows, vectors = rows[fits], vectors[fits]
+        if not fits.all():
+            for row in rows[~fits].tolist():
+                what = f"overflows {self.contract.dtype}" if np.isfinite(chunk.vectors[row]).all() else "is not finite"
+                self.refuse(RefusedRecord(int(chunk.positions[row]), self._id(chunk, row), f"the vector {what}"))
+            rows, vectors = rows[fits], vectors[fits]
         at = rows.tolist()
-        kept, digests, source = chunk.kept, chunk.digests, self.contract.source
+        kept, digests = chunk.kept, chunk.digests
         return Batch(
             [self._id(chunk, row) for row in at],
             vectors,
-            None if digests is None else [source(digests[row].tobytes()) for row in at],
+            None if digests is None else list(self.contract.sources(map(bytes, digests[rows]))),
             [json.dumps(kept[row], ensure_ascii=False) for row in at] if self.keeps and kept is not None else None,
             chunk.positions[rows],
         )
@@ -131,11 +134,6 @@ class Gathered:
 def _cast(vectors: Vectors, dtype: str) -> npt.NDArray[np.float32] | npt.NDArray[np.float16]:
     with np.errstate(over="ignore"):  # what overflows is refused by name
         return vectors.astype(dtype, copy=False)
-
-
-def _bytes_of(chunk: ChunkVectors) -> int:
-    names = sum(len(label) for label in chunk.ids if label is not None)
-    return chunk.vectors.nbytes + names + (0 if chunk.kept is None else sum(len(str(each)) for each in chunk.kept))
 
 
 def _joined(parts: list[Batch]) -> Batch:
@@ -234,9 +232,9 @@ class Rows:
             self._refuse(each)
             refused.add(each.id)
         self.done.written += len(batch) - len(refused)
-        rows = [row for row in batch.rows if row[0] not in refused]
-        self.last_id = rows[-1][0] if rows else self.last_id
-        self._sample = _some([*self._sample, *_some(rows, _OF_EACH)], _SAMPLE)
+        written = [row for row in batch.rows if row[0] not in refused]
+        self.last_id = written[-1][0] if written else self.last_id
+        self._sample = _some([*self._sample, *_some(written, _OF_EACH)], _SAMPLE)
 
     def _refuse(self, record: RefusedRecord) -> None:
         self.done.refused += 1

@@ -45,13 +45,22 @@ def lock_of(path: Path) -> Path:
 def json_line(value: object) -> bytes:
     """JSON on one line, in UTF-8: every character that some readers or terminals take for a line end or a control is
     escaped."""
+    return json_lines([value])
+
+
+def json_lines(values: Iterable[object]) -> bytes:
+    """The same of each value, with a line feed between two."""
+    lines = b"\n".join(map(_dumped, values))
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), lines)
+
+
+def _dumped(value: object) -> bytes:
     import orjson  # here, because most commands write no line
 
     try:
-        line = orjson.dumps(value)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError:  # a lone surrogate, a number of more than 64 bits, or deep nesting
-        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), line)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
 
 
 def publish(path: Path) -> None:

@@ -133,7 +133,7 @@ def compare(
         ids = [str(record.id) for record in block]
         names.add(_digests(map(str.encode, ids)))
         sources = sources_of(destination, ids) if holds_rows else {}
-        wanted = (contract.source(digest_of(record)) for record in block)
+        wanted = contract.sources(map(digest_of, block))
         is_there = (sources.get(label) == source for label, source in zip(ids, wanted, strict=True))
         return np.array([0 if each else LACKING for each in is_there], np.int8)
 

@@ -287,7 +287,7 @@ def test_what_makes_another_contract(change: dict[str, Any], is_another: bool) -
 def test_a_source_tells_a_text_and_a_contract() -> None:
     digests = [hashlib.sha256(text).digest() for text in (b"a", b"b")]
     other = dataclasses.replace(CONTRACT, fingerprint="bb" * 32)
-    sources = [contract.source(digest) for contract in (CONTRACT, other) for digest in digests]
+    sources = [*CONTRACT.sources(digests), *other.sources(digests)]
     assert len({*sources}) == 4
     assert {len(each) for each in sources} == {16}
     assert sources[0] == hashlib.sha256(CONTRACT.digest + digests[0]).digest()[:16]
@@ -358,7 +358,7 @@ class Results:
 def delivered(table: Memory, results: Results, options: Options = Options()) -> tuple[Delivered, list[RefusedRecord]]:  # noqa: B008  (it is frozen)
     refused: list[RefusedRecord] = []
     rows = Rows(cast("Any", results), table, options, None, refused.append)
-    delivery = keyed._Delivery(rows, None, ignore)
+    delivery = keyed.Delivery(rows, None, ignore)
     run(results.chunks, delivery, cast("Any", results.status))
     return delivery.done, refused
 

@@ -35,8 +35,8 @@ def holding(texts: dict[str, str]) -> Memory:
     """A destination with rows of these texts."""
     table = Memory()
     made = records(texts)
-    for record in made:
-        table.rows[str(record.id)] = np.zeros(4), CONTRACT.source(digest_of(record))
+    for record, source in zip(made, CONTRACT.sources(map(digest_of, made)), strict=True):
+        table.rows[str(record.id)] = np.zeros(4), source
     return table
 
 
@@ -104,7 +104,7 @@ def test_a_row_that_changes_between_two_readings_stays(monkeypatch: pytest.Monke
 
     def delete(rows: list[Row]) -> int:
         (fresh,) = records({"gone": "it is back"})
-        table.write(Batch(["gone"], np.zeros((1, 4), np.float32), [CONTRACT.source(digest_of(fresh))]))
+        table.write(Batch(["gone"], np.zeros((1, 4), np.float32), list(CONTRACT.sources([digest_of(fresh)]))))
         return real(rows)
 
     monkeypatch.setattr(table, "delete", delete)

@@ -1,0 +1,41 @@
+"""A batch as PostgreSQL's binary `COPY` takes it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from embedctl.destinations.interface import Batch
+
+#: The columns that are ours, in their order. A table of somebody else may lack the last one.
+COLUMNS = ("id", "embedding", "source", "metadata")
+#: Rows that are sent together; the size of a value that is null; the first byte of a jsonb.
+_BLOCK, _NULL, _JSONB = 500, b"\xff\xff\xff\xff", b"\x01"
+
+
+def encoded(batch: Batch, columns: Sequence[str]) -> Iterator[bytes]:
+    """Rows in PostgreSQL's binary format, in which each value follows its size. psycopg makes them half as fast."""
+    dim = batch.vectors.shape[1]
+    # pgvector's: the dimensions, two bytes for later use, and the components.
+    kind = np.dtype(
+        [("size", ">i4"), ("dim", ">i2"), ("unused", ">i2"), ("vector", batch.vectors.dtype.newbyteorder(">"), (dim,))]
+    )
+    begin, size_of = len(columns).to_bytes(2, "big"), struct.Struct(">i").pack
+    yield b"PGCOPY\n\xff\r\n\0" + bytes(8)
+    for at in range(0, len(batch), _BLOCK):
+        part = batch.part(slice(at, at + _BLOCK))
+        vectors = np.zeros(len(part), kind)
+        vectors["size"], vectors["dim"], vectors["vector"] = kind.itemsize - 4, dim, part.vectors
+        data, pieces = memoryview(vectors).cast("B"), list[bytes | memoryview]()
+        kept: Sequence[str | None] = part.kept or [None] * len(part)
+        for row, ((label, source), fields) in enumerate(zip(part.rows, kept, strict=True)):
+            name = label.encode()
+            pieces += begin, size_of(len(name)), name, data[row * kind.itemsize : (row + 1) * kind.itemsize]
+            pieces += (_NULL,) if source is None else (size_of(len(source)), source)
+            if columns == COLUMNS:
+                value = None if fields is None else _JSONB + fields.encode()
+                pieces += (_NULL,) if value is None else (size_of(len(value)), value)
+        yield b"".join(pieces)
+    yield b"\xff\xff"
