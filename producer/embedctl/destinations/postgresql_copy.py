@@ -28,7 +28,7 @@ def encoded(batch: Batch, columns: Sequence[str]) -> Iterator[bytes]:
         part = batch.part(slice(at, at + _BLOCK))
         vectors = np.zeros(len(part), kind)
         vectors["size"], vectors["dim"], vectors["vector"] = kind.itemsize - 4, dim, part.vectors
-        data, pieces = memoryview(vectors).cast("B"), list[bytes | memoryview]()
+        data, pieces = vectors.tobytes(), list[bytes]()
         kept: Sequence[str | None] = part.kept or [None] * len(part)
         for row, ((label, source), fields) in enumerate(zip(part.rows, kept, strict=True)):
             name = label.encode()

@@ -6,9 +6,12 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,6 +213,46 @@ def test_postgres_that_drops_the_connection_gets_the_batch_again(in_postgres: Po
         in_postgres.drop_connections()
         assert not list(writing.write(destination, more))
     assert_holds(in_postgres, rows, more)
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_connection_that_is_reset_in_a_commit_doubles_and_loses_nothing(
+    in_postgres: Postgres, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """The writer never learns whether its transaction is there."""
+    rows, resets = [batch(["a", "b"]), batch(["b", "c"], seed=1), batch(["d"], seed=2)], list[str]()
+    transaction = import_module("psycopg.transaction").Transaction
+    commit = transaction._commit_gen
+
+    def reset(self: Any) -> Iterator[Any]:
+        inner = bool(self.savepoint_name)
+        if is_committed or inner or len(resets) % 2:
+            yield from commit(self)
+        if not inner:
+            resets.append("reset" if len(resets) % 2 == 0 else "kept")
+            if resets[-1] == "reset":
+                in_postgres.drop_connections()
+                yield from self._conn._exec_command(b"COMMIT")  # what is said to a server that is gone
+
+    with in_postgres.delivery() as destination:
+        monkeypatch.setattr(transaction, "_commit_gen", reset)
+        for each in rows:
+            assert not list(writing.write(destination, each))
+        monkeypatch.undo()
+    assert resets == ["reset", "kept"] * 3
+    assert_holds(in_postgres, rows[0].part(slice(1)), *rows[1:])
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_disk_of_postgres_that_is_full_is_the_fault_of_no_record(in_postgres: Postgres) -> None:
+    written(in_postgres, batch(["a"]))
+    before_each_row(in_postgres, "RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full';")
+    with pytest.raises(DestinationUnavailable, match="could not extend file"):
+        refused(in_postgres, batch(["b"]))
+    in_postgres.connection.execute(f"DROP TRIGGER t ON {in_postgres.table}")
+    written(in_postgres, batch(["b"]))
+    assert_holds(in_postgres, batch(["a"]), batch(["b"]))
 
 
 def test_postgres_notices_a_table_that_was_made_again(in_postgres: Postgres) -> None:
