@@ -12,13 +12,21 @@ import numpy as np
 
 from embedctl.corpus.digests import NO_DIGEST
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS
-from embedctl.destinations.arrow import pa, pq
 from embedctl.destinations.interface import ABOUT
 from embedctl.destinations.loop import BeginAgain
 from embedctl.destinations.numbers import Numbers, OutputType
 from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors, Vectors
+from embedctl_config.errors import MissingExtra
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise MissingExtra("parquet", "parquet") from error
+
+__all__ = ["FACTS", "KeptColumns", "ParquetWriter", "pa", "pq", "vectors_in"]
 
 #: A row group ends with the chunk that fills one of these; until then, its rows are in memory.
 ROWS, BYTES = 50_000, 64 * 1024 * 1024

@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from embedctl.destinations.arrow import pq
 from embedctl.destinations.held import Held, Taken
-from embedctl.destinations.parquet import FACTS, KeptColumns, ParquetWriter
+from embedctl.destinations.parquet import FACTS, KeptColumns, ParquetWriter, pq
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import FailedRecord
 

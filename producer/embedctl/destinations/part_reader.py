@@ -20,8 +20,7 @@ from embedctl_config.errors import JobDrained, MissingExtra
 from embedctl_config.wire import ErrorCode
 
 try:
-    from embedctl.destinations.arrow import pq
-    from embedctl.destinations.parquet import vectors_in
+    from embedctl.destinations.parquet import pq, vectors_in
     from embedctl.destinations.part import footer_of, rows_of_chunks
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error

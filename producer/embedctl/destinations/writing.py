@@ -33,51 +33,46 @@ def tried(step: Callable[[], T]) -> T:
         raise DestinationUnavailable(f"{error}. Tried {TRIES} times; the same command resumes") from error
 
 
+def halved(step: Callable[[slice], T], first: int, end: int) -> Iterator[tuple[int, T | DestinationRefused]]:
+    """What a step returns for some rows, after the number of the first one. If the destination refuses these, it is
+    asked for their halves; a row that stands alone comes with the refusal."""
+    try:
+        found: T | DestinationRefused = tried(lambda: step(slice(first, end)))
+    except DestinationRefused as error:
+        if end - first > 1:
+            middle = (first + end) // 2
+            yield from halved(step, first, middle)
+            yield from halved(step, middle, end)
+            return
+        found = error
+    yield first, found
+
+
 def sources_of(destination: Destination, ids: Sequence[str]) -> Mapping[str, bytes | None]:
     """The sources of those rows that are there. An id that a destination refuses to look for has none."""
-    try:
-        return tried(lambda: destination.sources(ids))
-    except DestinationRefused:
-        if len(ids) == 1:
-            return {}
-    half = len(ids) // 2
-    return {**sources_of(destination, ids[:half]), **sources_of(destination, ids[half:])}
+    found: dict[str, bytes | None] = {}
+    for _, part in halved(lambda rows: destination.sources(ids[rows]), 0, len(ids)):
+        found |= {} if isinstance(part, DestinationRefused) else part
+    return found
 
 
 def write(destination: Destination, batch: Batch) -> Iterator[RefusedRecord]:
     """Write what a destination takes of a batch; yields the records that it refuses. The others are durable at the end.
     OutputError: it refuses all, and so it is not about single records."""
-    try:
-        tried(lambda: destination.write(batch))
-        return
-    except DestinationRefused as error:
-        refused = error
-    if len(batch) > 2 * _SPREAD:
-        _refuse_all_alike(destination, batch, refused)
-    yield from _halved(destination, batch, refused)
-
-
-def _halved(destination: Destination, batch: Batch, refused: DestinationRefused) -> Iterator[RefusedRecord]:
-    if len(batch) == 1:
-        position = -1 if batch.positions is None else int(batch.positions[0])
-        yield RefusedRecord(position, batch.ids[0], str(refused))
-        return
-    half = len(batch) // 2
-    for part in (batch.part(slice(half)), batch.part(slice(half, None))):
-        try:
-            tried(lambda part=part: destination.write(part))  # type: ignore[misc]  # bound in each round
-        except DestinationRefused as error:
-            yield from _halved(destination, part, error)
+    may_be_of_all = len(batch) > 2 * _SPREAD
+    for row, refused in halved(lambda rows: destination.write(batch.part(rows)), 0, len(batch)):
+        if refused is not None:
+            if may_be_of_all:
+                _refuse_all_alike(destination, batch, refused)
+                may_be_of_all = False
+            position = -1 if batch.positions is None else int(batch.positions[row])
+            yield RefusedRecord(position, batch.ids[row], str(refused))
 
 
 def _refuse_all_alike(destination: Destination, batch: Batch, refused: DestinationRefused) -> None:
-    """Raise if single records from all over a batch are refused for the reason that the whole batch is refused for."""
-    for row in np.linspace(0, len(batch) - 1, _SPREAD).astype(np.int64):
-        try:
-            tried(lambda row=row: destination.write(batch.part(slice(row, row + 1))))  # type: ignore[misc]  # bound in each round
-        except DestinationRefused as error:
-            if str(error) != str(refused):
-                return
-        else:
+    """Raise if single records from all over a batch are refused for the same reason."""
+    for row in np.linspace(0, len(batch) - 1, _SPREAD).astype(np.int64).tolist():
+        ((_, found),) = halved(lambda rows: destination.write(batch.part(rows)), row, row + 1)
+        if str(found) != str(refused):
             return
     raise OutputError(f"{refused}. Records from all over the batch are refused alike, so nothing more is written")

@@ -18,7 +18,7 @@ from embedctl.corpus.digests import as_rows, digest_of
 from embedctl.corpus.records import Record
 from embedctl.corpus.runs import Entries, Runs, parts_of
 from embedctl.destinations.interface import Contract, Destination, Row
-from embedctl.destinations.writing import sources_of, tried
+from embedctl.destinations.writing import halved, sources_of, tried
 from embedctl.sync.known import Known
 from embedctl_config.errors import DestinationRefused, InputError, OutputError
 
@@ -198,14 +198,13 @@ def delete_missing(destination: Destination, difference: Difference, limit: Limi
 
 def _delete(destination: Destination, rows: list[Row], refused: list[str]) -> int:
     """Delete rows but those that the destination refuses to delete, such as one that another table refers to."""
-    try:
-        return tried(lambda: destination.delete(rows))
-    except DestinationRefused as error:
-        if len(rows) == 1:
-            refused.append(f"{rows[0][0]!r}: {error}")
-            return 0
-    half = len(rows) // 2
-    return _delete(destination, rows[:half], refused) + _delete(destination, rows[half:], refused)
+    deleted = 0
+    for row, found in halved(lambda some: destination.delete(rows[some]), 0, len(rows)):
+        if isinstance(found, DestinationRefused):
+            refused.append(f"{rows[row][0]!r}: {found}")
+        else:
+            deleted += found
+    return deleted
 
 
 def _gone(difference: Difference) -> Iterator[Entries]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,9 @@ import numpy.typing as npt
 
 from embedctl.corpus.digests import NO_DIGEST, Digests, as_rows
 from embedctl.corpus.kept import TEXT_SHA256
-from embedctl.destinations.arrow import pa, pq
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers
-from embedctl.destinations.parquet import FACTS, vectors_in
+from embedctl.destinations.parquet import FACTS, pa, pq, vectors_in
 from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests, row_type, scratch
 from embedctl_config.errors import OutputError
 
@@ -50,7 +50,7 @@ class ParquetEarlier(Earlier):
         sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._groups)]
         self._starts = np.cumsum([0, *sizes])
         self.rows = int(self._starts[-1])
-        self._held: dict[int, Rows] = {}
+        self._group = lru_cache(_HELD)(self._read)
         self._reads = 0
         self._all: Rows | None = None
 
@@ -88,17 +88,8 @@ class ParquetEarlier(Earlier):
             ) from error
         for group in range(self._groups):
             every[self._starts[group] : self._starts[group + 1]] = self._group(group)
-        self._all, self._held = every, {}
-
-    def _group(self, number: int) -> Rows:
-        """The rows of a row group; those of the groups that were used last are held."""
-        found = self._held.pop(number, None)
-        if found is None:
-            while len(self._held) >= _HELD:
-                del self._held[next(iter(self._held))]
-            found = self._read(number)
-        self._held[number] = found
-        return found
+        self._all = every
+        self._group.cache_clear()
 
     def _read(self, number: int) -> Rows:
         self._reads += 1

@@ -91,7 +91,7 @@ def test_what_lacks_is_named(monkeypatch: pytest.MonkeyPatch, versions: dict[str
         ),
         (
             "pyarrow",
-            ["destinations.arrow", "destinations.parquet"],
+            ["destinations.parquet"],
             lambda: check_output(Path("v.parquet")),
             r"embedctl\[parquet\]",
         ),
