@@ -142,9 +142,7 @@ class Qdrant(Database):
 
     def remove(self) -> None:
         with self.client() as client:
-            for alias in client.get_aliases().aliases:
-                if alias.alias_name == self.collection:
-                    client.delete_collection(alias.collection_name)
+            client.delete_collection(self.collection)
 
     def make_foreign(self) -> None:
         from qdrant_client import models

@@ -192,13 +192,12 @@ class LanceTable(Destination):
         schema = self._table.schema
         kind = schema.field("embedding").type
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(batch.vectors.ravel()), kind.list_size)
-        kept: Sequence[str | None] = batch.kept or [None] * len(batch)
-        sources = [None if source is None else source.hex() for _, source in batch.rows]
+        none = pa.nulls(len(batch), pa.string())
         columns = [
             pa.array(batch.ids, pa.string()),
             vectors,
-            pa.array(kept, pa.string()),
-            pa.array(sources, pa.string()),
+            none if batch.kept is None else pa.array(batch.kept, pa.string()),
+            none if batch.sources is None else pa.array(map(bytes.hex, batch.sources), pa.string()),
         ]
         return pa.table(columns, schema=schema.remove_metadata())
 

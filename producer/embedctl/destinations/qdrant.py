@@ -15,7 +15,6 @@ from embedctl_config.errors import (
     DestinationRefused,
     DestinationUnavailable,
     MissingExtra,
-    OtherContract,
     OutputError,
     SettingsError,
 )
@@ -28,8 +27,9 @@ try:
 except ImportError as error:
     raise MissingExtra("qdrant", "Qdrant") from error
 
-#: The contract in a collection's metadata, and the source in a point's payload, as hexadecimal.
-_CONTRACT, _SOURCE = "embedctl", "embedctl_source"
+#: The contract in a collection's metadata, with the name under which it was made; and the source in a point's payload,
+#: as hexadecimal.
+_CONTRACT, _MADE_AS, _SOURCE = "embedctl", "made_as", "embedctl_source"
 #: How long a server may take for an answer (seconds).
 _ANSWER_S = 60
 #: Points that are listed together.
@@ -42,11 +42,12 @@ _GONE = 404
 
 
 class QdrantCollection(Destination):
-    """An alias of a collection whose points have one unnamed vector, and as payload `id`, the source and kept fields.
+    """A collection, or an alias of one, whose points have one unnamed vector, and as payload `id`, the source and kept
+    fields.
 
-    The collection is named after the alias and the contract, so no collection ever holds vectors of two contracts,
-    and the alias decides which of several is the destination. A point's number or UUID follows from the record's id, so
-    a batch that is written again replaces itself.
+    A collection is made with its contract in one step, and only one process can make it. An alias would not do: a
+    second creator moves it, also when the first one has come to its end. A point's number or UUID follows from the
+    record's id, so a batch that is written again replaces itself.
     """
 
     #: A server refuses requests of 32 MiB. JSON takes up to 24 bytes for each component of 4.
@@ -59,12 +60,12 @@ class QdrantCollection(Destination):
             url.only("collection", "distance")
             if url.address or not url.path.strip("/"):
                 raise SettingsError(f"{url}: write qdrant:///FOLDER?collection=NAME, or qdrant+http:// for a server")
-            self._alias = url.needed("collection")
+            self._collection = url.needed("collection")
             self._options = {"path": unquote(url.path)}
         else:
             url.only("distance")
-            self._alias = unquote(url.path.strip("/"))
-            if not url.address or not self._alias or "/" in self._alias:
+            self._collection = unquote(url.path.strip("/"))
+            if not url.address or not self._collection or "/" in self._collection:
                 raise SettingsError(f"{url}: write {url.scheme}://HOST[:PORT]/COLLECTION")
             self._options = {
                 "url": f"{url.scheme.partition('+')[2]}://{url.address}",
@@ -75,33 +76,22 @@ class QdrantCollection(Destination):
         self._distance = models.Distance(url.one_of("distance", _DISTANCES).capitalize())
         self._client: QdrantClient | None = None
         self._contract = Contract("", "", "", {}, 0)
-        self._collection = ""
+        self._made_as = self._collection
 
     def open(self, contract: Contract | None) -> bool:
         with self._explained() as client:
-            found = self._aliased(client)
+            found = client.collection_exists(self._collection)
             if contract is None:
                 return False
             self._contract = contract
-            if not found and client.collection_exists(self._alias):
-                found = self._aliased(client)  # another process may have made it
-                if not found:
-                    raise OtherContract(
-                        f"{self.name}: a collection has this name, and nothing there tells the model of its vectors. "
-                        "Choose another name, which becomes an alias"
-                    )
             if not found:
                 if not contract.dim:
                     return False
                 self._make(client)
-                found = self._aliased(client)
-            self._collection = found
-            info = client.get_collection(found)
-            bound = Contract.from_json(json.dumps((info.config.metadata or {}).get(_CONTRACT)))
-            if bound is not None or found != self._own_name:  # servers before 1.16 keep no metadata
-                contract.refuse_other(bound, self.name)
-            self._check_vectors(info.config.params.vectors)
-            return client.count(found, exact=True).count > 0
+            info = self._bound(client)
+            self._made_as = (info.metadata or {})[_CONTRACT][_MADE_AS]
+            self._check_vectors(info.params.vectors)
+            return client.count(self._collection, exact=True).count > 0
 
     def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
         with self._explained() as client:
@@ -131,10 +121,9 @@ class QdrantCollection(Destination):
                 vectors=batch.vectors.tolist(),
                 payloads=list(_payloads(batch)),
             )
+            self._bound(client)
             client.upsert(self._collection, points, wait=True, ordering=models.WriteOrdering.STRONG)
-            # Of two creators, the last one has the alias.
-            if (now := self._aliased(client)) != self._collection:
-                raise OtherContract(f"{self.name}: the alias was moved to {now or 'nothing'} meanwhile")
+            self._bound(client)  # it may just have been replaced, and nobody is to count on these rows then
 
     def delete(self, rows: Sequence[Row]) -> int:
         same = models.Filter(should=[self._is_still(*row) for row in rows])
@@ -150,28 +139,25 @@ class QdrantCollection(Destination):
             self._client.close()
             self._client = None
 
-    def _aliased(self, client: QdrantClient) -> str:
-        """The collection that has the alias now; empty if none has."""
-        found = {each.alias_name: each.collection_name for each in client.get_aliases().aliases}
-        return found.get(self._alias, "")
-
-    @property
-    def _own_name(self) -> str:
-        return f"{self._alias}--{self._contract.digest.hex()}"
+    def _bound(self, client: QdrantClient) -> models.CollectionConfig:
+        """What the collection is now; OtherContract unless it is bound to this contract."""
+        config = client.get_collection(self._collection).config
+        facts = json.dumps((config.metadata or {}).get(_CONTRACT))
+        self._contract.refuse_other(Contract.from_json(facts), self.name)
+        return config
 
     def _make(self, client: QdrantClient) -> None:
         kind = models.Datatype.FLOAT16 if self._contract.dtype == "float16" else models.Datatype.FLOAT32
         vectors = models.VectorParams(size=self._contract.dim, distance=self._distance, datatype=kind)
+        metadata = {_CONTRACT: {**json.loads(self._contract.text), _MADE_AS: self._collection}}
         try:
-            metadata = {_CONTRACT: json.loads(self._contract.text)}
-            client.create_collection(self._own_name, vectors_config=vectors, metadata=metadata)
+            client.create_collection(self._collection, vectors_config=vectors, metadata=metadata)
         except (UnexpectedResponse, ValueError):
-            if not client.collection_exists(self._own_name):  # another process may have made it
+            if not client.collection_exists(self._collection):  # another process may have made it
                 raise
-        if self._aliased(client):  # of another creator: it would be moved
             return
-        alias = models.CreateAlias(collection_name=self._own_name, alias_name=self._alias)
-        client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+        if client.get_collection(self._collection).config.metadata is None:
+            raise OutputError(f"{self.name}: the server keeps no word on a collection's vectors: Qdrant 1.16 does")
 
     def _check_vectors(self, vectors: object) -> None:
         half = isinstance(vectors, models.VectorParams) and vectors.datatype is models.Datatype.FLOAT16
@@ -184,8 +170,8 @@ class QdrantCollection(Destination):
         self._distance = vectors.distance
 
     def _point(self, label: str) -> int | str:
-        # By the name with which it was made, which stays the same if an alias is moved to it.
-        return point_id(self._collection.rpartition("--")[0], label)
+        # By the name with which it was made, which stays the same behind an alias.
+        return point_id(self._made_as, label)
 
     def _is_still(self, label: str, source: bytes | None) -> models.Filter:
         same: models.Condition = models.IsEmptyCondition(is_empty=models.PayloadField(key=_SOURCE))

@@ -170,6 +170,26 @@ def test_postgres_replaces_a_row_that_another_program_added_to_the_empty_table(i
     assert_holds(in_postgres, rows, more)
 
 
+def test_the_index_alone_tells_all_ids_and_sources(in_postgres: Postgres) -> None:
+    """A table of 20 million vectors would take minutes to read."""
+    written(in_postgres, batch(["a", "b"]))
+    in_postgres.connection.execute(f"VACUUM {in_postgres.table}")
+    asked: list[str] = []
+    with in_postgres.delivery(options="&options=-c%20enable_seqscan%3Doff") as destination:
+        cursor = import_module("psycopg").ServerCursor
+        execute = cursor.execute
+
+        def explain(self: Any, query: Any) -> Any:
+            plain = query.as_string(self)
+            asked.extend(row[0] for row in self.connection.execute(f"EXPLAIN {plain}").fetchall())
+            return execute(self, query)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(cursor, "execute", explain)
+            assert dict(destination.ids()) == dict(batch(["a", "b"]).rows)
+    assert "Index Only Scan" in asked[0]
+
+
 def test_postgres_waits_for_the_disk_whatever_the_default_is(in_postgres: Postgres) -> None:
     with in_postgres.delivery(options="&options=-c%20synchronous_commit%3Doff") as destination:
         before_each_row(in_postgres, "NEW.metadata = to_jsonb(current_setting('synchronous_commit'));")

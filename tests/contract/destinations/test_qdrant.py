@@ -1,12 +1,14 @@
-"""What holds for Qdrant alone: collections behind aliases, which others move and delete."""
+"""What holds for Qdrant alone: collections that are behind aliases, or that others delete."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from embedctl.destinations import writing
 from embedctl_config.errors import DestinationRefused, OtherContract, OutputError
-from tests.support.database_rows import written
+from tests.support.database_rows import OTHER, holds_rows, written
 from tests.support.databases import Database, Qdrant, assert_holds, batch
 
 
@@ -19,8 +21,7 @@ def test_points_stay_the_same_behind_another_alias(table: Database) -> None:
     rows = batch(["a", "7", "b"])
     written(table, rows)
     with table.client() as client:
-        (made,) = (each.collection_name for each in client.get_aliases().aliases if each.alias_name == table.collection)
-        alias = models.CreateAlias(collection_name=made, alias_name=f"{table.collection}-live")
+        alias = models.CreateAlias(collection_name=table.collection, alias_name=f"{table.collection}-live")
         client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
     with table.delivery(options="-live") as destination:
         assert destination.sources(rows.ids) == dict(rows.rows)
@@ -40,18 +41,30 @@ def test_a_collection_that_was_deleted_meanwhile_is_the_fault_of_no_record(table
 
 
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
-def test_an_alias_that_was_moved_is_noticed(table: Database) -> None:
-    """Of two creators, the last one has the alias; the first one must not go on as if it were found there."""
-    from qdrant_client import models
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_collection_that_another_model_has_made_again_is_noticed(
+    table: Database, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Whether it is replaced before an upsert, or as the upsert is answered."""
 
-    assert isinstance(table, Qdrant)
-    vectors = models.VectorParams(size=2, distance=models.Distance.DOT)
-    alias = models.CreateAlias(collection_name="elsewhere", alias_name=table.collection)
+    def replaced() -> None:
+        table.remove()
+        assert not holds_rows(table, OTHER)
+
     with table.delivery() as destination:
         destination.write(batch(["a"]))
-        with table.client() as client:
-            client.create_collection("elsewhere", vectors_config=vectors)
-            client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+        client = vars(destination)["_client"]
+        upsert = client.upsert
+
+        def answered(*args: Any, **named: Any) -> Any:
+            found = upsert(*args, **named)
+            replaced()
+            return found
+
+        if when == "before":
+            replaced()
+        else:
+            monkeypatch.setattr(client, "upsert", answered)
         with pytest.raises(OtherContract):
             destination.write(batch(["b"]))
-    table.remove()
+    assert table.rows() == {}
