@@ -154,7 +154,7 @@ def test_a_table_that_was_removed_is_made_again_for_any_contract(table: Database
 @pytest.mark.parametrize("table", ["pgvector", "qdrant-http", "lancedb"], indirect=True)
 def test_of_two_creators_with_two_models_one_is_refused(table: Database) -> None:
     """Both open the table at the same time, and write only if they may: no table has rows of both."""
-    for _ in range(100):
+    for _ in range(20):
         ready, refused = threading.Barrier(2), list[str]()
 
         def create(name: str, contract: Contract, ready: threading.Barrier, refused: list[str]) -> None:
