@@ -103,7 +103,8 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         else np.asarray(result.positions, np.int64)
     )
     ids: list[str | None] = [None] * result.rows if result.ids is None else list(result.ids)
-    kept = None if result.kept is None else [json.loads(cell) for cell in result.kept]
+    # Each cell was found to be an object as it was decoded, so all of them are one array, which is read much faster.
+    kept = None if result.kept is None else json.loads(b"[%b]" % b",".join(result.kept))
     vectors = np.frombuffer(result.vectors, result.dtype).reshape(result.rows, result.dim).astype("<f4", copy=False)
     return ChunkVectors(
         positions=positions,
