@@ -7,7 +7,8 @@ process is pinned to its CPUs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -39,8 +40,30 @@ def one_line_errors(name: str | None) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
+def _refuse_repeated(ctx: click.Context, args: Sequence[str]) -> None:
+    """Raise UsageError if an option of a command has more values than it takes."""
+    try:
+        *_, given = ctx.command.make_parser(ctx).parse_args(list(args))
+    except click.UsageError:
+        return  # it is about to be raised again
+    for param, count in Counter(given).items():
+        if isinstance(param, click.Option) and count > 1 and not (param.multiple or param.is_flag or param.count):
+            raise click.BadOptionUsage(param.opts[0], f"{param.opts[0]} takes one value, and is given {count}.", ctx)
+
+
 class CommandGroup(click.Group):
-    """A group that prints an error, or Ctrl-C, as one line that begins with its `name`, and exits with its status."""
+    """A group that prints an error, or Ctrl-C, as one line that begins with its `name`, and exits with its status.
+
+    An option of a command that takes one value, and is given several, is refused: click would drop all but the last.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            _refuse_repeated(click.Context(command, parent=ctx, info_name=name), rest)
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

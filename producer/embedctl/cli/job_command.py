@@ -183,6 +183,10 @@ def job_options(*own: Callable[[F], F], hardware: str, dry_run: str) -> Callable
     )
 
 
+#: The formats of files that --sync brings up to date.
+_SYNCED = (".npy", ".parquet")
+
+
 @dataclass(frozen=True, slots=True)
 class JobCommand:
     """What `run` and `submit` are told: a corpus, how to encode it, and where its vectors go. `named` is what decides
@@ -232,6 +236,12 @@ class JobCommand:
         """The file that this command brings up to date; None if it writes the vectors of a whole job."""
         path = self.destination.path
         return path if isinstance(path, Path) and self.sync.copies else None
+
+    @property
+    def _encodes_again(self) -> bool:
+        """Whether there is a file with vectors that are perhaps the same."""
+        path = self.destination.path
+        return isinstance(path, Path) and path.suffix in _SYNCED and not self.sync.copies and path.exists()
 
     @property
     def synced(self) -> DatabaseChoice | None:
@@ -295,6 +305,8 @@ class JobCommand:
         """
         options = self.choice.options if options is None else options
         progress.now_ms = broker.connection.about_now_ms
+        if self._encodes_again and options.resume is None:
+            progress.say(f"{self.destination.path} exists, and will be replaced; --sync encodes only what differs")
         try:
             job = self._submitted(
                 broker, progress, options, self.choice.records() if records is None else records, on_job

@@ -24,3 +24,8 @@ class Reminder:
             self._again_at = now + AGAIN_AFTER_S
             self._say(sentence)
         self._last = sentence
+
+    def over(self) -> bool:
+        """There is nothing to say now; returns whether there was."""
+        was, self._last = self._last, ""
+        return bool(was)

@@ -70,7 +70,10 @@ def check_id(label: object, where: str) -> str | None:
             raise _long_id(where)
         label = str(number)
     if not isinstance(label, str):
-        raise InputError(f"{where}: an id must be text or a whole number, not {kind_of(label)}")
+        found = kind_of(label)
+        raise InputError(
+            f"{where}: an id must be text or a whole number, not {str(label)[:40] if found == _NUMBER else found}"
+        )
     try:
         size = len(label.encode())
     except UnicodeEncodeError:
@@ -109,11 +112,12 @@ def problem_of(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
     return None if text.strip() else (ErrorCode.EMPTY, "the text is empty")
 
 
+_NUMBER = "a number"
 #: Names of types of Python, numpy and pandas, without their bits → words of JSON.
 _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("NoneType", "NAType", "NaTType"), "null"),
     "bool": "true or false",
-    **dict.fromkeys(("int", "uint", "float", "longdouble", "complex", "Decimal", "Fraction"), "a number"),
+    **dict.fromkeys(("int", "uint", "float", "longdouble", "complex", "Decimal", "Fraction"), _NUMBER),
     **dict.fromkeys(("list", "tuple", "set", "frozenset", "deque", "ndarray", "Series"), "a list"),
     **dict.fromkeys(("dict", "OrderedDict", "defaultdict"), "an object"),
     "str": "a string",

@@ -16,7 +16,7 @@ from embedctl.jobs.job import Job
 from embedctl.queueing import reaper
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
-from embedctl.store import agenda
+from embedctl.store import WorkerRow, agenda
 from embedctl.store.upkeep import ActiveJob, Looked, Upkeep
 from embedctl_config import keys
 from embedctl_config.errors import BrokerFull, BrokerRefused, WaitTimeout
@@ -372,6 +372,32 @@ def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: R
     heartbeat = Heartbeat(broker, in_hand, row, lambda: None)
     heartbeat._renew()
     assert score(raw, keys.leases(before[1]), 0) > 1
+
+
+def test_a_state_is_logged_once_and_again_when_it_ends(
+    broker: Broker, raw: Redis, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    quick = Broker.connect(settings.replace(lease_s=0.5))
+    tried: list[None] = []
+
+    def described() -> WorkerRow:
+        tried.append(None)
+        return row()
+
+    beating = Heartbeat(quick, InHand(), described, lambda: None, reaps=False)
+    beating.start()
+    try:
+        raw.config_set("maxmemory", 1)
+        before = len(tried)
+        eventually(lambda: len(tried) > before + 5)
+        raw.config_set("maxmemory", 0)
+        eventually(lambda: "heartbeat: goes on" in caplog.messages)
+    finally:
+        raw.config_set("maxmemory", 0)
+        beating.stop()
+        quick.close()
+    assert [" is full: " in line for line in caplog.messages if line.startswith("heartbeat: ")] == [True, False]
 
 
 def test_ended_jobs_stand_behind_living_ones(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

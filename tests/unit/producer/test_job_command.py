@@ -37,6 +37,17 @@ def test_run_and_submit_have_the_same_options_for_a_job() -> None:
     assert shared(run) == shared(submit)
 
 
+def test_an_option_of_one_value_is_given_once() -> None:
+    for name, args, refused in (
+        ("submit", ["--text-field", "title", "--text-field=body"], "--text-field takes one value, and is given 2."),
+        ("submit", ["-o", "a.npy", "--output", "b.npy"], "--output takes one value, and is given 2."),
+        ("submit", ["-q", "--quiet", "-i", "/nowhere/a", "-i", "/nowhere/b"], ""),
+    ):
+        result = CliRunner().invoke(main, [name, "corpus.jsonl", *args])
+        assert result.exit_code == 2
+        assert (refused in result.output) if refused else ("takes one value" not in result.output)
+
+
 @pytest.mark.parametrize(("name", "own"), [("run", "Worker"), ("submit", "Job")])
 def test_help_lists_the_options_by_groups(name: str, own: str) -> None:
     lines = CliRunner().invoke(main, [name, "--help"]).output.splitlines()

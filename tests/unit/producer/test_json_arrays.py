@@ -124,7 +124,7 @@ def test_what_is_no_array_names_the_element_and_what_stands_there(tmp_path: Path
     [
         (b"[1]", "expected an object such as .* or a text, found a list"),
         (b'{"body": 1}', "no field 'text'; fields seen: body"),
-        (b'{"text": "a", "id": 1.5}', "an id must be text or a whole number"),
+        (b'{"text": "a", "id": 1.5}', "an id must be text or a whole number, not 1.5"),
     ],
 )
 def test_a_bad_element_is_named_and_can_be_skipped(tmp_path: Path, element: bytes, words: str) -> None:

@@ -6,8 +6,10 @@ import logging
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
+from embedctl.common.notices import Reminder
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import WorkerRow
@@ -49,6 +51,7 @@ class Heartbeat:
         self._reaper = Reaper(broker)
         self._limits = Limits(broker)
         self._stop = threading.Event()
+        self._reminders: dict[Callable[[], None], Reminder] = defaultdict(lambda: Reminder(log.warning))
         #: By the monotonic clock: when its thread last began a step, when it began the last beat that Redis took, and
         #: when the reaper last began a round.
         self.moved_at = self.reached_at = self.reaped_at = 0.0
@@ -103,12 +106,15 @@ class Heartbeat:
 
     def _do(self, name: str, step: Callable[[], None]) -> None:
         """Do a step. Its thread goes on whatever it raises: without the thread, leases lapse, or nothing reaps."""
+        remind = self._reminders[step]
         try:
             step()
+            if remind.over():
+                log.info("%s: goes on", name)
         except BrokerRefused as error:  # this concerns one key; Redis itself is well
-            log.warning("%s: %s", name, error)
+            remind(f"{name}: {error}")
         except EmbedctlError as error:
-            log.warning("%s: %s", name, error)
+            remind(f"{name}: {error}")
             self._reaper.rest()
         except Exception:
             log.exception("%s: a step failed", name)
