@@ -11,12 +11,11 @@ PIP := $(PY) -m pip
 ARGS ?=
 # Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
 SIDE ?= -n 3 --dist worksteal
-# The slow ones wait even more.
-SLOW_SIDE ?= $(if $(SIDE),-n 8 --dist worksteal)
-# Few tests run as users or with a bucket, and beside those.
-FEW_SIDE ?= $(if $(SIDE),-n 2 --dist worksteal)
-# Modules that may have slow tests. Each process imports all that it collects.
+# The slow ones wait even more, and run in four passes beside one another.
+side = $(if $(SIDE),-n $(1) --dist worksteal)
+# Modules that may have slow tests, and those among them that import torch. Each process imports all that it collects.
 SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles)
+MODELS = $(filter tests/contract/backends/%,$(SLOW)) $(shell grep -lE 'tiny_models|neuron_site' $(SLOW))
 # make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.
 CPU :=
 ifeq ($(CPU),avx2)
@@ -60,20 +59,24 @@ test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy b
 
 .PHONY: test-slow
 test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
-	@$(MAKE) --no-print-directory -k -j3 $(if $(CI),--output-sync=target) test-marked test-as-users test-outside
+	@$(MAKE) --no-print-directory -k -j4 $(if $(CI),--output-sync=target) test-marked test-models test-as-users test-outside
 
 # They leave each other a CPU, because all of them wait. In CI, each one's output comes when it has ended.
 .PHONY: test-marked
 test-marked: $(VENV)/.dev
-	@$(PY) -m pytest $(SLOW_SIDE) -m "slow or browser" $(if $(findstring tests/,$(ARGS)),,$(SLOW)) $(ARGS)
+	@$(PY) -m pytest $(call side,5) -m "slow or browser" $(filter-out $(MODELS),$(SLOW)) $(ARGS)
+
+.PHONY: test-models
+test-models: $(VENV)/.dev
+	@$(PY) -m pytest $(call side,3) -m "slow or browser" $(sort $(MODELS)) $(ARGS)
 
 .PHONY: test-as-users
 test-as-users: $(VENV)/.dev
-	@$(PY) -m pytest $(FEW_SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
+	@$(PY) -m pytest $(call side,2) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
 
 .PHONY: test-outside
 test-outside: $(VENV)/.dev
-	@$(PY) -m pytest $(FEW_SIDE) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
+	@$(PY) -m pytest $(call side,2) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use gateway

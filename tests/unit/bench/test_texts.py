@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from embedctl_bench import request
 from embedctl_bench.peers.models import Model
-from embedctl_bench.request import http_requests, long_requests
 from embedctl_bench.texts import words as module
 from embedctl_bench.texts import workloads
-from embedctl_bench.texts.words import TEXTS, ExactTexts
+from embedctl_bench.texts.words import ExactTexts
 
 WORDS = [f"w{number}" for number in range(500)]
 
@@ -68,14 +66,3 @@ def test_texts_have_exactly_the_tokens_asked_for(model: Model, tokens: int) -> N
     assert [len(request) for request in requests] == [2, 2, 2]
     assert set(model.lengths([text for request in requests for text in request])) == {tokens}
     assert requests == ExactTexts(model).requests(tokens, 2, 3), "the same every time"
-
-
-def test_the_shape_is_whole_on_a_large_machine_and_a_tenth_on_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "request_texts", lambda number, texts: ["a text"] * texts)  # how many is the question
-    tenth, once = long_requests(2, quick=False)
-    assert (tenth.texts, tenth.rounds, tenth.finals) == (255, 3, False)
-    assert (once.texts, once.rounds, once.finals) == (10 * TEXTS, 1, True)
-    assert [each.texts for each in long_requests(16, quick=False)] == [10 * TEXTS]
-    assert [each.texts for each in long_requests(2, quick=True)] == [30]
-    over_http = [(each.callers, each.requests) for each in http_requests(2, quick=True)]
-    assert over_http == [(1, 5)] * 4 + [(64, 64), (0, 10)]
