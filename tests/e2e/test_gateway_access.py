@@ -15,7 +15,7 @@ from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.key_file import add_key, remove_key
 from embedctl_gateway.access.verbs import VERBS
-from embedctl_gateway.calls import openapi
+from embedctl_gateway.calls import openapi, steps
 from tests.support.gateway import running_gateway
 from tests.support.here import Here
 from tests.support.processes import changed
@@ -42,8 +42,8 @@ def described() -> Iterator[Described]:
             verbs = {verb for each in call["security"] for verb in each.get("key", [])}
             error = call["responses"]["500"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             if path == STEPS:
-                for step in openapi.STEPS:
-                    may = verbs if step in openapi.READING_STEPS else verbs - {"read"}
+                for step in steps.STEPS:
+                    may = verbs if step in steps.READING_STEPS else verbs - {"read"}
                     yield Described("POST", path.replace("{step}", step), may, error)
             else:
                 yield Described(method.upper(), path, verbs, error)

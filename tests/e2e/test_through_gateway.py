@@ -14,16 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from embedctl import Job, JobNotFound, NotPermitted, QuotaExceeded, WaitTimeout, aenqueue_embeddings, enqueue_embeddings
+from embedctl import (
+    Job,
+    JobDrained,
+    JobNotFound,
+    NotPermitted,
+    QuotaExceeded,
+    WaitTimeout,
+    aenqueue_embeddings,
+    enqueue_embeddings,
+)
 from embedctl.remote.calls import Calls
+from embedctl.remote.jobs import RemoteDrains
+from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind, encode_input
 from embedctl_gateway.access.key_file import add_key
-from embedctl_gateway.calls.openapi import STEPS
+from embedctl_gateway.calls.steps import STEPS
+from tests.support.drained_parts import manifest_of, results_in_redis, rows_of
+from tests.support.failpoints import killed_at
 from tests.support.forked import Forked
 from tests.support.gateway import Running, running_gateway
 from tests.support.here import Here
 from tests.support.jobs import reference
+from tests.support.limits import limited
 from tests.support.processes import changed, free_ports
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -102,14 +116,144 @@ def test_run_leaves_the_work_to_the_gateways_workers(here: Here, outside: Outsid
         done = here.embedctl("run", "corpus.txt", "-o", "run.npy", "--quiet")
         assert done.returncode == 0, done.stderr
         refused = here.embedctl("run", "corpus.txt", "-o", "run.npy", "--cpus", "0")
-        folder = here.embedctl("run", "corpus.txt", "-o", "parts/")
+        folder = here.embedctl("run", "corpus.txt", "-o", "parts/", "--quiet")
     np.testing.assert_allclose(np.load(here.folder / "run.npy"), reference(TEXTS), atol=1e-6)
     assert not list(here.broker.jobs.newest())
     assert (refused.returncode, "EMBEDCTL_URL names a gateway: omit them" in refused.stderr) == (2, True)
-    assert (folder.returncode, "name a file or a database in place of a folder" in folder.stderr) == (2, True)
+    assert folder.returncode == 0, folder.stderr
+    np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
 
 
-@pytest.mark.parametrize("command", ["list", "status", "metrics", "worker", "flower", "gateway"])
+@pytest.mark.parametrize(("step", "after"), [("note", False), ("note", True), ("unlink", True)])
+def test_a_killed_drain_resumes_and_no_vector_is_lost_or_doubled(
+    here: Here, outside: Outside, step: str, after: bool
+) -> None:
+    here.start_worker()
+    settings = limited(outside.settings, part_records=60)
+    job = enqueue_embeddings(TEXTS, chunk_size=25, settings=settings)
+    with killed_at(RemoteDrains, step, 2, after=after):
+        job.deliver(here.folder / "parts")
+    assert here.broker.drains.state(job.id).parts == 1 + after
+    with changed(here.environment, outside.variables):
+        done = here.embedctl("fetch", job.id[-6:], "-o", "parts/", "--quiet")
+        assert done.returncode == 0, done.stderr
+        shown = json.loads(here.embedctl("status", job.id[-6:], "--json").stdout)
+    np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
+    assert (shown["done"], shown["id"]) == (len(TEXTS), job.id)
+    np.testing.assert_allclose(job.vectors(), reference(TEXTS), atol=1e-6)  # of the parts
+    assert results_in_redis(Job.get(job.id, here.settings)) == set()
+    with pytest.raises(JobDrained, match="by a caller of a gateway"):  # what a caller names is opened by nobody else
+        Job.get(job.id, here.settings).vectors()
+
+
+def test_a_submission_drains_into_a_folder(here: Here, outside: Outside) -> None:
+    here.start_worker()
+    (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
+    with changed(here.environment, outside.variables):
+        begun = here.embedctl("submit", "corpus.txt", "--drain", "--quiet")
+        assert begun.returncode == 0, begun.stderr
+        assert here.broker.jobs.status(begun.stdout.strip()).results_high_water
+        done = here.embedctl("fetch", begun.stdout.strip(), "-o", "parts/", "--quiet")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
+
+
+def vectors_in(folder: Path) -> Any:
+    """The vectors of all parts, in order; each record is there once."""
+    rows = rows_of(folder)
+    assert manifest_of(folder)["records"] == len(rows)
+    return np.array([rows[position]["embedding"] for position in range(len(rows))])
+
+
+PART = {"sha256": "aa", "bytes": 1, "first": 0, "last": 0, "records": 1}
+WRONG_STEPS: list[tuple[str, dict[str, Any]]] = [
+    ("note_drained", {"facts": {**PART, "last": 10**9}}),
+    ("note_drained", {"digests": "00" * 32}),
+    ("note_drained", {"facts": {**PART, "last": -1}}),
+    ("note_drained", {"more": [5], "facts": {**PART, "last": -1}}),
+    ("note_drained", {"more": [5]}),
+    ("note_drained", {"name": "../x"}),
+    ("note_drained", {"facts": {**PART, "last": "0"}}),
+    ("note_drained", {"facts": {"nothing": 1}}),
+    ("free_drained", {"numbers": [-1]}),
+    ("free_drained", {"numbers": [0] * 20_001}),
+    ("drained_facts", {"names": ["x"]}),
+    ("drain", {"host": "a host"}),
+    ("drain", {"place": "a\nb"}),
+]
+
+
+def test_a_drain_that_the_library_would_not_make_is_refused(here: Here, outside: Outside) -> None:
+    job = enqueue_embeddings(TEXTS[:2], settings=outside.settings)
+    right: dict[str, dict[str, Any]] = {
+        "drain": {**dict.fromkeys(("token", "dead"), "ab"), "machine": "m", "process": "p", "host": "h"},
+        "note_drained": {
+            "token": "ab",
+            "name": "part-000000.parquet",
+            "result_bytes": 1,
+            "digests": "00" * 16,
+            "more": [],
+            "facts": PART,
+        },
+        "free_drained": {},
+        "drained_facts": {},
+    }
+    right["drain"] |= {"high_water": 1, "place": "/parts"}
+    with outside.gateway.client(Path(outside.settings.api_key_file).read_text().strip()) as client:
+        path = f"/v1/jobs/{job.id}/steps"
+        assert client.post(f"{path}/drain", json=right["drain"]).json()["answer"]["state"] == [0, 0, 0, "/parts"]
+        missing = client.post(f"{path}/note_drained", json=right["note_drained"])
+        assert missing.json()["answer"] == "missing"  # it is not done
+        for step, wrong in WRONG_STEPS:
+            refused = client.post(f"{path}/{step}", json={**right[step], **wrong})
+            assert refused.status_code == 400, (step, wrong, refused.text)
+    assert here.broker.drains.state(job.id).parts == 0
+
+
+def test_the_list_shows_the_tenants_jobs_alone_in_slices(
+    here: Here, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl.store.reading._LOOKED_AT", 3)
+    mine = [enqueue_embeddings(TEXTS[:1], settings=outside.settings).id for _ in range(3)]
+    others = [enqueue_embeddings(TEXTS[:1], settings=here.settings).id for _ in range(7)]
+    mine.append(enqueue_embeddings(TEXTS[:1], settings=outside.settings).id)
+    with changed(here.environment, outside.variables):
+        listed = json.loads(here.embedctl("list", "--json").stdout)
+        assert [job["id"] for job in listed] == mine[::-1]
+        short = here.embedctl("list", "--limit", "1")
+        assert short.stdout.count(mine[-1]) == 1
+        assert "… and 3 more; --limit 4 shows all" in short.stderr
+        assert here.embedctl("status", mine[0][-6:], "--json").returncode == 0
+        assert here.embedctl("status", others[0][-6:]).returncode == here.embedctl("status", "abcdef").returncode == 4
+        assert "several jobs" in here.embedctl("status", mine[0][:8]).stderr
+        assert here.embedctl("discard", *(each[-8:] for each in mine)).returncode == 0
+    assert sorted(job.id for job in here.broker.jobs.newest()) == sorted(others)
+
+
+@pytest.mark.parametrize("damage", ["a field is lost", "the key is of another type"])
+def test_a_damaged_job_is_discarded_by_its_tenant(here: Here, outside: Outside, damage: str, tmp_path: Path) -> None:
+    job = enqueue_embeddings(TEXTS[:3], settings=outside.settings)
+    if damage == "a field is lost":
+        here.raw.hdel(keys.job(job.id), "created_ms")
+        other = enqueue_embeddings(TEXTS[:3], settings=here.settings)
+        here.raw.hdel(keys.job(other.id), "created_ms")
+        with pytest.raises(JobNotFound):
+            Job.get(other.id, outside.settings)
+        with pytest.raises(JobNotFound):
+            Job(other.id, job._broker).discard()
+        assert here.raw.exists(keys.job(other.id))
+    else:
+        here.raw.unlink(keys.job(job.id))
+        here.raw.set(keys.job(job.id), "x", px=100_000)
+    with changed(here.environment, outside.variables):
+        assert "is damaged" in here.embedctl("status", job.id).stderr
+        done = here.embedctl("discard", job.id)
+        assert done.returncode == 0, done.stderr
+        assert here.embedctl("status", job.id).returncode == 4
+    assert not [name for name in here.raw.keys("embed:*") if job.id.encode() in name]
+
+
+@pytest.mark.parametrize("command", ["status", "metrics", "worker", "flower", "gateway"])
 def test_a_command_that_needs_redis_names_the_setting(here: Here, outside: Outside, command: str) -> None:
     with changed(here.environment, outside.variables):
         refused = here.embedctl(command, *(["--model", "dummy", "--class", "dummy"] if command == "worker" else []))

@@ -171,12 +171,9 @@ class Call:
 
     async def job(self) -> JobStatus:
         """The job in the path, without the workers that could take it. Raises JobNotFound alike if there is none, and
-        if it is another tenant's."""
+        if it is another tenant's; and JobDamaged if it is damaged, and the tenant's, or nobody's any more."""
         job_id, jobs = self.request.path_params["id"], self.gateway.broker.jobs
-        job = await in_shared_thread(lambda: jobs.status(job_id))
-        if job.tenant != self.tenant:
-            raise await in_shared_thread(lambda: jobs.absent(job_id))
-        return job
+        return await in_shared_thread(lambda: jobs.status_for(self.tenant, job_id))
 
     async def fields(self, *, admitted: bool = False, embeds: bool = False) -> dict[str, Any]:
         """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long. One that is

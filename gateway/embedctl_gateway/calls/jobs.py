@@ -20,6 +20,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.queueing.routing import with_workers
 from embedctl.store import JobSpec, JobStatus
+from embedctl.store.drains import BEYOND
 from embedctl.waiting.submission import add_chunk
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -27,6 +28,7 @@ from embedctl_config.errors import (
     CorpusChanged,
     EmbedctlError,
     InputError,
+    JobDamaged,
     JobError,
     JobNotFound,
     NotPermitted,
@@ -38,8 +40,10 @@ from embedctl_config.errors import (
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_gateway.access.verbs import JOBS, READ_JOBS
+from embedctl_gateway.calls import drains
 from embedctl_gateway.calls.common import MAX_BODY_BYTES, Call, Handler, while_caller_waits
-from embedctl_gateway.calls.openapi import READING_STEPS, STEPS, check_known, check_types
+from embedctl_gateway.calls.openapi import check_known, check_types
+from embedctl_gateway.calls.steps import READING_STEPS, STEPS
 from embedctl_gateway.http.refusals import BUSY_S, Refusal, limited, refuse
 
 #: HTTP's status of an error that is told as it is: the library raises it again where it was asked.
@@ -56,6 +60,7 @@ _STATUSES: tuple[tuple[type[EmbedctlError], int], ...] = (
 _WAIT_S = 10.0
 _EVENT_ID = re.compile(r"\d{1,15}(-\d{1,19})?")
 _TOKEN = re.compile(r"[0-9a-f]{1,64}")
+_PLACE = re.compile(r"\d{1,15}\.[!-~]{1,255}")
 #: Most chunks in one question.
 _MOST_CHUNKS = 1000
 _MOST_CHUNK = 10**9
@@ -120,6 +125,25 @@ def _spec(broker: Broker, tenant: str, fields: dict[str, Any]) -> JobSpec:
 
 
 @_told
+async def listed(call: Call) -> Response:
+    """Those of the tenant that are among a slice of all jobs, and where the next slice begins."""
+    asked, broker = call.request.query_params, call.gateway.broker
+    after = asked.get("after", "")
+    if after and not _PLACE.fullmatch(after):
+        refuse("after is the end of no part of the list", "invalid_value", "after")
+    made_ms, _, last = after.partition(".")
+
+    def read() -> dict[str, Any]:
+        jobs, place = broker.jobs.page(call.tenant, asked.get("fits", ""), (int(made_ms), last) if after else None)
+        return {
+            "jobs": [_facts(broker, job) for job in jobs],
+            "after": None if place is None else f"{place[0]}.{place[1]}",
+        }
+
+    return _json(await call.gateway.in_thread(read))
+
+
+@_told
 async def retrieve(call: Call) -> Response:
     job = await call.job()
     return _json(await in_shared_thread(lambda: _facts(call.gateway.broker, job)))
@@ -129,12 +153,17 @@ def _facts(broker: Broker, job: JobStatus) -> JobStatus:
     job = with_workers(broker.workers, job, recent=True)
     # A producer that waits for memory may not even be able to renew its lease.
     alive = job.producer_alive or (job.stalled and broker.connection.is_full())
-    return dataclasses.replace(job, producer_alive=alive, **_HIDDEN)
+    place = job.drained_to and job.drained_to.removeprefix(BEYOND)
+    return dataclasses.replace(job, producer_alive=alive, drained_to=place, **_HIDDEN)
 
 
 @_told
 async def discard(call: Call) -> Response:
-    job = Job((await call.job()).id, call.gateway.broker)
+    try:
+        job_id = (await call.job()).id
+    except JobDamaged:  # it is the tenant's, or nothing tells any more whose it is
+        job_id = call.request.path_params["id"]
+    job = Job(job_id, call.gateway.broker)
     await call.gateway.in_thread(job.discard)
     return JSONResponse({"id": job.id, "deleted": True})
 
@@ -251,6 +280,8 @@ async def step(call: Call) -> Response:
         _check_field(field, value)
 
     def done() -> object:
+        if name in drains.STEPS:
+            return drains.STEPS[name](broker, job, given)
         if name in _OWN:
             return _OWN[name](Job(job.id, broker))
         return getattr(broker.jobs, name)(job.id, **given)
@@ -265,6 +296,9 @@ def _check_field(name: str, value: object) -> None:
     elif name == "lease_s":
         if not (isinstance(value, int | float) and 0 <= value <= keys.PRODUCER_LEASE_S):
             refuse("lease_s is no lease of a producer", "invalid_value", name)
+    elif name in drains.FIELDS:
+        if not drains.FIELDS[name](value):
+            refuse(f"{name} is no value of this field", "invalid_value", name)
     elif not (
         is_whole(value) and isinstance(value, int) and 0 <= value <= (_MOST_CHUNKS if name == "count" else _MOST_CHUNK)
     ):

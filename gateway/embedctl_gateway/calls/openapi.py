@@ -9,6 +9,7 @@ from typing import Any
 
 from embedctl_config import __version__
 from embedctl_gateway.access.verbs import ANY, BATCHES, EMBED, JOBS, METRICS, OPEN, READ_BATCHES, READ_JOBS, VERBS
+from embedctl_gateway.calls.steps import READING_STEPS, STEPS
 from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
 from embedctl_gateway.http.refusals import refuse
 
@@ -202,6 +203,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             digests=_or_null(type="boolean"),
             tenant=_or_null(type="string", description="no other than the key's"),
             lane=_or_null(type="string", description="interactive, normal or background"),
+            drain=_or_null(type="boolean", description="its results leave Redis as the caller takes them"),
             dry_run=_or_null(type="boolean", description="make no job; tell what it would be"),
         ),
         **_NOTHING_ELSE,
@@ -216,6 +218,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
         done=_WHOLE,
         failed=_WHOLE,
     ),
+    "Jobs": _object("jobs after", jobs={"type": "array", "items": {"type": "object"}}, after=_or_null(type="string")),
     "DeletedJob": _object("id deleted", id=_ID, deleted={"const": True}),
     "Events": _object("events", events={"type": "array"}),
     "Chunk": {"type": "string", "format": "binary", "description": "records, in the library's own format"},
@@ -230,6 +233,19 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             new_chunk=_or_null(**_WHOLE),
             start=_or_null(**_WHOLE),
             count=_or_null(**_WHOLE),
+            machine=_or_null(type="string", description="this and the next two tell who drains"),
+            process=_or_null(type="string"),
+            host=_or_null(type="string"),
+            high_water=_or_null(**_WHOLE),
+            place=_or_null(type="string", description="where the vectors go"),
+            dead=_or_null(type="string", description="the token of a drainer that died"),
+            name=_or_null(type="string", description="of a part"),
+            facts=_or_null(type="object", description="of a part"),
+            result_bytes=_or_null(**_WHOLE),
+            digests=_or_null(type="string", description="of the chunks' inputs, in hexadecimal"),
+            more=_or_null(type="array", items=_WHOLE),
+            numbers=_or_null(type="array", items=_WHOLE),
+            names=_or_null(type="array", items={"type": "string"}),
         ),
         **_NOTHING_ELSE,
     },
@@ -267,22 +283,6 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
     ),
 }
 
-#: The steps that callers take with a job, and what each needs to be told.
-STEPS: Mapping[str, tuple[str, ...]] = {
-    "hold": ("token", "lease_s"),
-    "seal": ("chunks",),
-    "resume": ("token",),
-    "stop": (),
-    "cancel": (),
-    "retry": ("chunk", "new_chunk", "token"),
-    "failed_chunks": ("start", "count"),
-    "chunks_with_errors": ("start", "count"),
-    "retried_as": ("chunk",),
-    "has_result": ("chunk",),
-}
-#: Those that change nothing.
-READING_STEPS = ("failed_chunks", "chunks_with_errors", "retried_as", "has_result")
-
 #: Method, path, the verbs of the keys that may make it, what it does, the schemas of its body, its answer (None: bytes)
 #: and its errors.
 CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None, str], ...] = (
@@ -317,6 +317,15 @@ CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None, str],
         "Error",
     ),
     ("POST", "/v1/jobs", JOBS, "Makes a job, or finds the one of its idempotency key", "JobRequest", "NewJob", "Error"),
+    (
+        "GET",
+        "/v1/jobs",
+        READ_JOBS,
+        "A part of the jobs, the newest first, and what comes after it",
+        None,
+        "Jobs",
+        "Error",
+    ),
     ("GET", "/v1/jobs/{id}", READ_JOBS, "How far a job is", None, "Job", "Error"),
     ("DELETE", "/v1/jobs/{id}", JOBS, "Frees a job and all that is stored for it", None, "DeletedJob", "Error"),
     ("GET", "/v1/jobs/{id}/events", READ_JOBS, "Waits for the next events of a job", None, "Events", "Error"),
@@ -382,6 +391,10 @@ _QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     },
     ("GET", "/v1/batches/{id}/results"): {"after": {"type": "string", "pattern": _AFTER}},
+    ("GET", "/v1/jobs"): {
+        "after": {"type": "string", "pattern": r"^[0-9]{1,15}\.[!-~]{1,255}$"},
+        "fits": {"type": "string", "description": "what their ids begin or end with"},
+    },
     ("GET", "/v1/jobs/{id}/events"): {
         "after": {"type": "string", "pattern": r"^([0-9]{1,15}(-[0-9]{1,19})?|\$)$"},
         "wait_s": {"type": "number", "minimum": 0, "maximum": 10},

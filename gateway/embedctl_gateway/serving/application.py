@@ -71,6 +71,7 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("GET", "/batches/{id}/results", results.results, as_openai),
     ("POST", "/batches/{id}/retry", batches.retry, as_openai),
     ("POST", "/jobs", jobs.create, as_openai),
+    ("GET", "/jobs", jobs.listed, as_openai),
     ("GET", "/jobs/{id}", jobs.retrieve, as_openai),
     ("DELETE", "/jobs/{id}", jobs.discard, as_openai),
     ("GET", "/jobs/{id}/events", jobs.events, as_openai),

@@ -118,7 +118,9 @@ def discard(
     verb = "would be discarded" if dry_run else "discarded"
 
     def deed(job: Job) -> tuple[str, Mapping[str, Any]]:
-        if not dry_run:
+        if dry_run:
+            job.status()  # it is there, and can be read
+        else:
             job.discard()
         return verb, {"discarded": not dry_run}
 
@@ -203,8 +205,7 @@ def _do(outcomes: _Outcomes, job: Job, deed: Deed, is_meant: Callable[[JobStatus
     """Do something with a job, or with a job that is meant; that one may be gone, a job that was named may not.
     BrokerUnavailable, NotPermitted: no other job would fare better."""
     try:
-        status = job.status()
-        if is_meant is None or is_meant(status):
+        if is_meant is None or is_meant(job.status()):
             outcomes.did(job.id, *deed(job))
     except EmbedctlError as error:
         if isinstance(error, JobNotFound) and is_meant is not None:

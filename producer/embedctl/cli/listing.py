@@ -66,9 +66,9 @@ def list_jobs(
     tenants: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show the jobs in Redis, newest first."""
+    """Show the jobs in Redis, or those of the key's tenant in a gateway, newest first."""
     broker = Broker.shared(load_settings())
-    filtered = bool(states or models or classes or tenants)
+    filtered = bool(states or models or classes or tenants) or broker.remote is not None  # which counts none
     # One more job than is shown tells whether there are more. Filters may leave out many.
     jobs = broker.jobs.newest() if filtered else broker.jobs.newest(limit + 1)
 
@@ -104,7 +104,8 @@ def _print_json(broker: Broker, jobs: Iterator[JobStatus]) -> None:
     serving = cache(broker.workers.serving)
     with printed_array() as add:
         for job in jobs:
-            add(job_form(replace(job, live_workers=serving(job.hardware, job.model))))
+            is_known = broker.remote is not None  # the gateway knows its workers
+            add(job_form(job if is_known else replace(job, live_workers=serving(job.hardware, job.model))))
 
 
 def _print_table(jobs: Iterator[JobStatus], now_s: float) -> None:

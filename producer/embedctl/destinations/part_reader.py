@@ -14,7 +14,7 @@ from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
 from embedctl.destinations.place import place_of
 from embedctl.destinations.released import refuse_database
 from embedctl.store import Drains, DrainState
-from embedctl.store.drains import first_part, part_name, part_names
+from embedctl.store.drains import BEYOND, first_part, part_name, part_names
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl_config.errors import JobDrained, MissingExtra
 from embedctl_config.wire import ErrorCode
@@ -42,6 +42,8 @@ class DrainedChunks:
     def __init__(self, drains: Drains, job_id: str, place: str) -> None:
         self._drains, self._job_id, self._where = drains, job_id, place
         refuse_database(drains, job_id, drains.state(job_id))
+        if place.startswith(BEYOND):
+            raise JobDrained(f"the vectors of job {job_id} were drained by a caller of a gateway: read the parts there")
         self._place = place_of(place)
         self._known = DrainState(0, 0, 0, place)
         self._lasts: list[int] = []  # the last chunk of each part of the corpus' chunks

@@ -30,7 +30,6 @@ from embedctl_config.errors import (
     EmbedctlError,
     JobError,
     QuotaExceeded,
-    SettingsError,
 )
 from embedctl_config.fingerprint import DECIDING_OPTIONS, LATER_OPTIONS
 from embedctl_config.loading import load_settings
@@ -50,7 +49,7 @@ _NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "
 #: Options that decide what is stored for each record, and so are compared even where they are not given.
 _OF_RECORDS = ("keep", "count_tokens", "batch_file", "digests")
 #: Options that a gateway is not told: they are the submission's own.
-_NOT_ASKED = ("resume", "drain", "duplicates")
+_NOT_ASKED = ("resume", "duplicates")
 #: Options that every job holds.
 _ALWAYS_HELD = (*DECIDING_OPTIONS, "dimensions", "chunk_size")
 #: Those that a job holds only if they are set.
@@ -312,11 +311,6 @@ def held_options(values: Mapping[str, Any], chunk_bytes: int) -> dict[str, Any]:
 def _remote_spec(jobs: RemoteJobs, settings: Settings, options: SubmitOptions) -> JobSpec:
     """The specification of a job that a gateway is to hold, whose workers, classes and key decide; the options are
     those of :func:`job_spec`, completed."""
-    if options.drain:
-        raise SettingsError(
-            "a job is drained where Redis is: with a gateway (EMBEDCTL_URL), name a file or a database in place of a "
-            "folder"
-        )
     asked = {name: value for name, value in _values(options).items() if name not in _NOT_ASKED}
     asked |= {"hardware": options.hardware or settings.hardware, "chunk_bytes": settings.chunk_bytes}
     return jobs.spec({**asked, "tenant": None if options.tenant == tenants.DEFAULT else options.tenant})

@@ -108,7 +108,7 @@ class Broker:
 
     @cached_property
     def drains(self) -> Drains:
-        return Drains(self.connection, self.jobs)
+        return Drains(self.connection, self.jobs) if self.remote is None else self.remote.drains
 
     def high_water(self) -> int:
         """Most bytes of a job's text that wait for workers; above it, its producer pauses."""
@@ -118,6 +118,8 @@ class Broker:
 
     def results_high_water(self) -> int:
         """Most bytes of a drained job's results in Redis; above it, its chunks wait."""
+        if self.remote is not None:
+            return self.settings.limits.results_high_water_bytes or self.remote.room
         own = self.settings.limits.results_high_water_bytes
         return own or self.connection.maxmemory() // 4 or _RESULTS_HIGH_WATER_BYTES
 

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, NoReturn
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.remote.calls import Asks
 from embedctl.store import (
+    BatchFacts,
     Connection,
+    Drains,
+    DrainState,
+    Holder,
     InlineJob,
     JobSpec,
     JobState,
     JobStatus,
     JobStore,
+    PartFacts,
     Starting,
     Upkeep,
     WorkerRegistry,
 )
 from embedctl.store.answers import Added
+from embedctl.store.job_ids import SHORTEST, ambiguous
 from embedctl.store.quotas import Quotas
 from embedctl.store.reading import Event
 from embedctl.store.scripts import ScriptCall
 from embedctl.store.workers import GoneWorker, Offer, Offered
 from embedctl_config import keys
-from embedctl_config.errors import GatewayUnavailable, SettingsError
+from embedctl_config.errors import GatewayUnavailable, JobNotFound, SettingsError
 from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_config.settings import NOT_BY_GATEWAY, Settings
 
@@ -62,16 +70,15 @@ class RemoteConnection(Connection):
 
     about_now_ms = recent_now_ms = now_ms
 
-    def is_full(self) -> bool:
+    def full_bytes(self) -> None:
         """The gateway says of no job that it is stalled while its Redis is full."""
-        return False
 
     def close(self) -> None:
         self.calls.close()
 
 
 class RemoteJobs(JobStore):
-    """As :class:`JobStore`, for the jobs of a key's tenant. Jobs are named by their full ids."""
+    """As :class:`JobStore`, for the jobs of a key's tenant."""
 
     def __init__(self, connection: RemoteConnection, settings: Settings) -> None:
         super().__init__(connection, settings)
@@ -79,6 +86,7 @@ class RemoteJobs(JobStore):
         #: Most bytes of a job's text that are to wait for workers.
         self.room = _ROOM_BYTES
         self.quotas = RemoteQuotas(connection)
+        self.drains = RemoteDrains(connection, self)
         #: The offer of the live workers that would take the job that was specified last.
         self.offers: dict[Offered, Offer] = {}
 
@@ -98,7 +106,8 @@ class RemoteJobs(JobStore):
         options = dict(spec.options)
         for name in ("model", "hardware", "precision", "max_errors", "max_errors_share", "lane"):
             options[name] = getattr(spec, name)
-        options |= {"ttl": spec.ttl_s, "idempotency_key": spec.idempotency_key or f"once {secrets.token_hex(16)}"}
+        options |= {"drain": spec.results_high_water is not None, "ttl": spec.ttl_s}
+        options["idempotency_key"] = spec.idempotency_key or f"once {secrets.token_hex(16)}"
         told = REDIS.call(lambda: self._ask("POST", "jobs", options), GatewayUnavailable, failed=RetryLimit()).fields
         return str(told["id"]), bool(told["created"])
 
@@ -112,36 +121,36 @@ class RemoteJobs(JobStore):
         return Added(told["answer"]), int(told["waiting"])
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
-        return bool(self._step("hold", job_id, token=token, lease_s=lease_s))
+        return bool(self.step("hold", job_id, token=token, lease_s=lease_s))
 
     def seal(self, job_id: str, chunks: int) -> None:
-        self._step("seal", job_id, chunks=chunks)
+        self.step("seal", job_id, chunks=chunks)
 
     def resume(self, job_id: str, token: str) -> bool:
-        return bool(self._step("resume", job_id, token=token))
+        return bool(self.step("resume", job_id, token=token))
 
     def stop(self, job_id: str) -> None:
-        self._step("stop", job_id)
+        self.step("stop", job_id)
 
     def cancel(self, job_id: str) -> JobState:
         """It also frees what was stored."""
-        return JobState(self._step("cancel", job_id))
+        return JobState(self.step("cancel", job_id))
 
     def retry(self, job_id: str, chunk: int, new_chunk: int, token: str) -> int:
-        return int(self._step("retry", job_id, chunk=chunk, new_chunk=new_chunk, token=token))
+        return int(self.step("retry", job_id, chunk=chunk, new_chunk=new_chunk, token=token))
 
     def failed_chunks(self, job_id: str, start: int, count: int) -> list[int]:
-        return list(self._step("failed_chunks", job_id, start=start, count=count))
+        return list(self.step("failed_chunks", job_id, start=start, count=count))
 
     def chunks_with_errors(self, job_id: str, start: int, count: int) -> set[int]:
-        return set(self._step("chunks_with_errors", job_id, start=start, count=count))
+        return set(self.step("chunks_with_errors", job_id, start=start, count=count))
 
     def retried_as(self, job_id: str, chunk: int) -> int | None:
-        found: int | None = self._step("retried_as", job_id, chunk=chunk)
+        found: int | None = self.step("retried_as", job_id, chunk=chunk)
         return found
 
     def has_result(self, job_id: str, chunk: int) -> bool:
-        return bool(self._step("has_result", job_id, chunk=chunk))
+        return bool(self.step("has_result", job_id, chunk=chunk))
 
     def suspects(self, job_id: str) -> list[Any]:
         """Which machines died with a chunk is for those who run them."""
@@ -154,9 +163,29 @@ class RemoteJobs(JobStore):
         return self.status(job_id), None
 
     def resolve(self, job_id: str) -> str:
-        if not keys.is_job_id(job_id):
-            raise SettingsError(f"job {job_id!r}: a gateway (EMBEDCTL_URL) knows jobs by their ids in full")
-        return job_id
+        if keys.is_job_id(job_id):
+            return job_id
+        if len(job_id) < SHORTEST:
+            raise JobNotFound(f"there is no job {job_id!r}: give at least {SHORTEST} characters of an id")
+        found = [job.id for job in islice(self._pages(job_id), 2)]
+        if len(found) > 1:
+            raise ambiguous(job_id, found)
+        if not found:
+            raise JobNotFound(f"there is no job {job_id!r}: no id begins or ends so; `embedctl list` shows the jobs")
+        return found[0]
+
+    def newest(self, most: int = 0) -> Iterator[JobStatus]:
+        """Every job of the tenant, the newest first, read in slices."""
+        return self._pages("")
+
+    def _pages(self, shortened: str) -> Iterator[JobStatus]:
+        query = {"fits": shortened}
+        while True:
+            told = self._ask("GET", "jobs", query=query).fields
+            yield from map(_status_of, told["jobs"])
+            if told["after"] is None:
+                return
+            query["after"] = told["after"]
 
     def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
         query = {"after": after, "wait_s": f"{min(timeout_s, _WAIT_S):.3f}"}
@@ -179,8 +208,61 @@ class RemoteJobs(JobStore):
         found = self._ask("GET", f"jobs/{job_id}/chunks/{chunk}/{what}", query=query)
         return None if found.status == 204 else found.body
 
-    def _step(self, name: str, job_id: str, **fields: object) -> Any:
+    def step(self, name: str, job_id: str, /, **fields: object) -> Any:
+        """Take a step with a job, on the gateway's side; returns its answer."""
         return self._ask("POST", f"jobs/{job_id}/steps/{name}", fields).fields["answer"]
+
+
+class RemoteDrains(Drains):
+    """As :class:`Drains`. What is durable is for the caller to open, and the gateway keeps its name alone."""
+
+    def __init__(self, connection: RemoteConnection, jobs: RemoteJobs) -> None:
+        super().__init__(connection, jobs)
+        self._step = jobs.step
+
+    def take(
+        self,
+        job_id: str,
+        holder: Holder,
+        *,
+        high_water: int,
+        place: str = "",
+        dead: str = "",
+        lease_s: float = keys.DRAINER_LEASE_S,
+    ) -> DrainState | Holder:
+        given = {**dataclasses.asdict(holder), "high_water": high_water, "place": place, "dead": dead}
+        told = self._step("drain", job_id, **given, lease_s=lease_s)
+        return Holder(*told["holder"]) if "holder" in told else DrainState(*told["state"])
+
+    def note(
+        self,
+        job_id: str,
+        token: str,
+        name: str,
+        facts: PartFacts | BatchFacts,
+        *,
+        result_bytes: int,
+        digests: bytes,
+        more: Sequence[int] = (),
+    ) -> str:
+        told = {"token": token, "name": name, "facts": json.loads(facts.as_json()), "result_bytes": result_bytes}
+        return str(self._step("note_drained", job_id, **told, digests=digests.hex(), more=list(more)))
+
+    def state(self, job_id: str) -> DrainState:
+        return DrainState(*self._step("drain_state", job_id)["state"])
+
+    def unlink(self, job_id: str, chunks: Sequence[int]) -> None:
+        self._step("free_drained", job_id, numbers=list(chunks))
+
+    def is_drained(self, job_id: str, chunk: int) -> bool:
+        return bool(self._step("is_drained", job_id, chunk=chunk))
+
+    def drained_map(self, job_id: str, at: int) -> bytes:
+        return bytes.fromhex(self._step("drained_map", job_id, start=8 * at))
+
+    def noted(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
+        told = self._step("drained_facts", job_id, names=list(names))
+        return [None if each is None else each.encode() for each in told]
 
 
 class RemoteWorkers(WorkerRegistry):
@@ -225,7 +307,8 @@ class RemoteUpkeep(Upkeep):
     def remove(self, job_id: str) -> None:
         self._jobs.discard(job_id)
 
-    remove_damaged = remove
+    def remove_damaged(self, job_id: str) -> None:
+        """Done by :meth:`remove`."""
 
 
 class RemoteQuotas(Quotas):

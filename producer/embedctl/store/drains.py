@@ -13,6 +13,10 @@ from embedctl_config import keys
 from embedctl_config.errors import JobDrained
 
 _SLICE = 500
+#: Most chunks that are noted in one step.
+NOTED_CHUNKS = 20_000
+#: What the name of a place begins with that a caller of a gateway gave: nobody but callers opens it.
+BEYOND = "beyond the gateway: "
 #: Bytes of the bitmap that are read at once.
 _MAP_SLICE = 4096
 
@@ -195,13 +199,17 @@ class Drains:
     def chunks(self, job_id: str, count: int, *, drained: bool) -> Iterator[int]:
         """The chunks among the first `count` that are drained, or those that are not; the bitmap is read in slices."""
         for at in range(0, (count + 7) // 8, _MAP_SLICE):
-            with self._connection.client() as client:
-                found: bytes = client.getrange(keys.drained(job_id), at, at + _MAP_SLICE - 1)
-            first = 8 * at
+            found, first = self.drained_map(job_id, at), 8 * at
             for chunk in range(first, min(first + 8 * _MAP_SLICE, count)):
                 byte = found[(chunk - first) // 8] if (chunk - first) // 8 < len(found) else 0
                 if bool(byte >> (7 - chunk % 8) & 1) is drained:
                     yield chunk
+
+    def drained_map(self, job_id: str, at: int) -> bytes:
+        """A slice of the bitmap of drained chunks, from this byte on."""
+        with self._connection.client() as client:
+            found: bytes = client.getrange(keys.drained(job_id), at, at + _MAP_SLICE - 1)
+        return found
 
     def parts(self, job_id: str, names: Sequence[str]) -> Iterator[tuple[str, PartFacts]]:
         """The facts of these parts, read in slices; raises JobDrained if Redis lost them."""
@@ -216,12 +224,15 @@ class Drains:
     def _facts(self, job_id: str, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         for at in range(0, len(names), _SLICE):
             these = names[at : at + _SLICE]
-            with self._connection.client() as client:
-                found = client.hmget(keys.parts(job_id), these)
-            for name, facts in zip(these, found, strict=True):
+            for name, facts in zip(these, self.noted(job_id, these), strict=True):
                 if facts is None:
                     raise JobDrained(f"Redis lost what it knew of {name} of job {job_id}: read the parts themselves")
                 yield name, json.loads(facts)
+
+    def noted(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
+        """What is noted under some names, as JSON; None under those that Redis does not know."""
+        with self._connection.client() as client:
+            return list(client.hmget(keys.parts(job_id), names))
 
 
 def part_names(state: DrainState) -> list[str]:

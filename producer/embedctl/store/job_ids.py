@@ -18,6 +18,10 @@ SLICE = 1000
 _COMPARED = 1000
 #: Most candidates that an error names.
 _NAMED = 5
+#: When a job was made (ms since 1970) and its id: the order of the list of all jobs.
+Place = tuple[int, str]
+#: Comes after every id.
+_BEHIND_ALL = "~"
 #: Completes what is shortened.
 _ANY_ID = "00000000-000000-0000000000"
 #: What completes the beginning of an id to the last and to the first time that begins so.
@@ -37,26 +41,36 @@ def is_ending(text: str) -> bool:
 def newest_first(connection: Connection, beginning: str = "", size: int = SLICE) -> Iterator[list[str]]:
     """The ids of all jobs, or of those made in the time with which their ids begin; the newest first, in slices.
 
-    Jobs may be made and freed meanwhile: each slice begins at the time where the last one ended, so no job is left out
-    or comes twice.
+    Jobs may be made and freed meanwhile, and none is left out or comes twice.
     """
+    place: Place | None = None
+    while True:
+        ids, place = older(connection, place, beginning, size)
+        if ids:
+            yield ids
+        if place is None:
+            return
+
+
+def older(
+    connection: Connection, place: Place | None, beginning: str = "", size: int = SLICE
+) -> tuple[list[str], Place | None]:
+    """The next slice of :func:`newest_first` behind this place, or the first one, and the place of its last id; None if
+    there are no more."""
     newest_ms, oldest_ms = _made_between(beginning)
-    at_newest: set[bytes] = set()  # the ids of this very millisecond that were seen
+    newest_ms, last = place or (newest_ms, _BEHIND_ALL)
     skip = 0
     while True:
         with connection.client() as client:
             found = client.zrange(
                 keys.JOBS, newest_ms, oldest_ms, desc=True, byscore=True, offset=skip, num=size, withscores=True
             )
-        if fresh := [job_id.decode() for job_id, _ in found if job_id not in at_newest]:
-            yield [job_id for job_id in fresh if keys.is_job_id(job_id)]
-        if len(found) < size:
-            return
-        last_ms = int(found[-1][1])
-        at_last = {job_id for job_id, made_ms in found if made_ms == last_ms}
-        # A whole slice of one millisecond: the only place where the position counts.
-        skip, at_newest = (skip + size, at_newest | at_last) if last_ms == newest_ms else (0, at_last)
-        newest_ms = last_ms
+        made = [(int(made_ms), job_id.decode()) for job_id, made_ms in found]
+        fresh = [job_id for made_ms, job_id in made if (made_ms, job_id) < (newest_ms, last)]
+        more = len(found) == size
+        if fresh or not more:
+            return [job_id for job_id in fresh if keys.is_job_id(job_id)], made[-1] if more else None
+        skip += size  # a whole slice of one millisecond
 
 
 def find(connection: Connection, shortened: str) -> list[str]:
@@ -71,7 +85,7 @@ def find(connection: Connection, shortened: str) -> list[str]:
     found: dict[str, None] = {}
     gone: list[str] = []
     for ids in chain(by_beginning, by_ending):
-        fitting = [job_id for job_id in ids if job_id.startswith(shortened) or job_id.endswith(shortened)]
+        fitting = [job_id for job_id in ids if fits(job_id, shortened)]
         exist = connection.ask_each(fitting, lambda pipe, job_id: pipe.exists(keys.job(job_id)))
         found |= dict.fromkeys(compress(fitting, exist))
         gone += fitting
@@ -79,6 +93,11 @@ def find(connection: Connection, shortened: str) -> list[str]:
             return list(found)
         del gone[1:]
     return list(found) or gone
+
+
+def fits(job_id: str, shortened: str) -> bool:
+    """Whether an id begins or ends so."""
+    return job_id.startswith(shortened) or job_id.endswith(shortened)
 
 
 def _ending_so(connection: Connection, ending: str) -> Iterator[list[str]]:

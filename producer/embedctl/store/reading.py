@@ -17,6 +17,8 @@ from embedctl_config.errors import JobDamaged, JobError, JobLost, JobNotFound, N
 from embedctl_config.wire import ChunkResult
 
 _SLICE = 200
+#: Jobs of all tenants that are looked at for those of one.
+_LOOKED_AT = 500
 #: Size of the first read of a result's head, which stands before the vectors (bytes). The head of 512 records with
 #: short ids is smaller.
 _HEAD_BYTES = 16 * 1024
@@ -47,6 +49,16 @@ class JobReader:
         if not keys.is_job_id(job_id):
             raise self.absent(job_id)
         return self._known(job_id, *self._connection.ask_each([job_id], facts_asked, refusals=True))
+
+    def status_for(self, tenant: str, job_id: str) -> JobStatus:
+        """As :meth:`status`, which raises as :meth:`absent` alike if it is the job of another tenant. JobDamaged also
+        if nothing tells whose it is."""
+        if not keys.is_job_id(job_id):
+            raise self.absent(job_id)
+        facts = self._connection.ask_each([job_id], facts_asked, refusals=True)
+        if isinstance(facts[0], dict) and facts[0].get(b"tenant", tenants.DEFAULT.encode()) != tenant.encode():
+            raise self.absent(job_id)
+        return self._known(job_id, *facts)
 
     def is_damaged(self, job_id: str) -> bool:
         """Whether a job can't be read, because another program lost or changed what Redis holds of it."""
@@ -108,6 +120,19 @@ class JobReader:
                 if gone:
                     client.zrem(keys.JOBS, *gone)
             yield from (status for status in read if isinstance(status, JobStatus))
+
+    def page(
+        self, tenant: str, shortened: str, behind: job_ids.Place | None
+    ) -> tuple[list[JobStatus], job_ids.Place | None]:
+        """A part of a tenant's jobs whose ids begin or end so, the newest first: those among a slice of all jobs behind
+        a place, or among the newest. Also the place up to which was looked; None at the end."""
+        ids, place = job_ids.older(self._connection, behind, size=_LOOKED_AT)
+        ids = [job_id for job_id in ids if job_ids.fits(job_id, shortened)]
+        found = self._connection.ask_each(
+            ids, lambda pipe, job_id: pipe.hget(keys.job(job_id), "tenant"), refusals=True
+        )
+        mine = (None, tenant.encode()) if tenant == tenants.DEFAULT else (tenant.encode(),)
+        return self.find([job_id for job_id, whose in zip(ids, found, strict=True) if whose in mine]), place
 
     def count(self) -> int:
         """How many jobs the list of all jobs names; some of them may be gone."""
