@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ from tests.support.waiting import eventually
 #: What everybody may ask of a gateway with keys, and no more.
 OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/docs"), ("GET", "/openapi.json")}
 STEPS = "/v1/jobs/{id}/steps/{step}"
+#: What a caller may not decide about a job.
+FORBIDDEN: list[dict[str, object]] = [{"tenant": "ads"}, {"data": "s3://elsewhere"}, {"state": "done"}]
 
 
 class Described(NamedTuple):
@@ -67,6 +70,7 @@ def test_each_kind_of_key_may_do_what_the_description_says(
         for method, url, verbs, error in described():
             answer = client.request(method, url.format(id="x", name="dummy", chunk="0", what="input"))
             told = f"{method} {url}: {answer.status_code} {answer.text}"
+            assert answer.headers["x-content-type-options"] == "nosniff", told
             if not verbs or verb in verbs:
                 assert answer.status_code not in (401, 403), told
                 continue
@@ -109,6 +113,24 @@ def test_a_key_that_may_read_fetches_and_changes_nothing(here: Here, short_folde
             refused = here.embedctl("discard", job.id)
         assert (refused.returncode, "it is for read" in refused.stderr) == (77, True)
         job.discard()
+
+
+def test_a_job_tells_its_caller_nothing_of_machines_and_places(here: Here, short_folder: Path) -> None:
+    here.start_worker()
+    keys, file = short_folder / "keys", short_folder / "key"
+    file.write_text(key := add_key(keys, "alice", "search"))
+    with running_gateway(here.settings.replace(gateway_keys_file=str(keys))) as gateway:
+        apart = here.settings.replace(redis_url="", url=gateway.url, chunk_files="", api_key_file=str(file))
+        job = enqueue_embeddings(["a text of the test"], settings=apart)
+        assert job.wait(timeout=60).done == 1
+        with gateway.client(key) as client:
+            told = [client.get(f"/v1/{path}").text for path in (f"jobs/{job.id}", f"jobs/{job.id}/events", "models")]
+            refused = [client.post("/v1/jobs", json={"model": "dummy", **each}).status_code for each in FORBIDDEN]
+    assert refused == [403, 400, 400]
+    pinned_by = here.broker.jobs.status(job.id).pinned_by
+    assert pinned_by
+    secrets = [pinned_by, socket.gethostname(), str(here.folder), "a text of the test"]
+    assert [each for each in secrets if any(each in page for page in told)] == []
 
 
 def test_all_gateways_refuse_a_key_that_was_removed(settings: Settings, short_folder: Path) -> None:

@@ -299,6 +299,7 @@ class Endpoint:
         try:
             response = await self._response(Request(scope, receive), held)
             response.headers["x-request-id"] = f"req_{secrets.token_hex(12)}"
+            response.headers["x-content-type-options"] = "nosniff"  # what a tenant has sent is no page
             await response(scope, receive, send)
         finally:
             held.free()

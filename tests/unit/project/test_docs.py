@@ -138,6 +138,15 @@ def test_every_guarantee_names_tests_that_exist() -> None:
         assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
+def test_every_risk_of_owasps_list_names_tests_that_exist() -> None:
+    rows = re.findall(r"^\| (API\d+) .+ \| (.+) \|$", read("docs/gateway.md"), re.MULTILINE)
+    assert [risk for risk, _ in rows] == [f"API{number}" for number in range(1, 11)]
+    for risk, shown_by in rows:
+        named = re.findall(r"`(tests/[\w/]+/test_\w+\.py)::(test_\w+)`", shown_by)
+        assert named, risk
+        assert [name for file, name in named if f"\ndef {name}(" not in read(file)] == []
+
+
 def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None:
     flags = set()
     for name, command in GENERATE.commands():
