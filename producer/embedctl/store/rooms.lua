@@ -15,6 +15,10 @@ local function hold(holder, field, amount)
   end
 end
 
+local function keep(gateway)
+  for _, key in ipairs({SUMS, GATEWAYS, HELD .. gateway}) do redis.call('PEXPIRE', key, KEPT_MS) end
+end
+
 -- Hear of a gateway: renew its lease, note what it gives back, and free what is held by those that are silent.
 local function hear(asked)
   local at = ledger_now()
@@ -34,7 +38,7 @@ local function hear(asked)
       hold(asked.gateway, field, amount - (redis.call('HGET', HELD .. asked.gateway, field) or 0))
     end
   end
-  for _, key in ipairs({SUMS, GATEWAYS, HELD .. asked.gateway}) do redis.call('PEXPIRE', key, KEPT_MS) end
+  keep(asked.gateway)
   return at
 end
 
@@ -61,4 +65,5 @@ end
 
 local function take_place(asked)
   for _, each in ipairs(asked.take) do hold(asked.gateway, each[1] .. ' ' .. asked.tenant, each[2]) end
+  keep(asked.gateway)
 end
