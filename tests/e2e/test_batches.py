@@ -131,16 +131,6 @@ def test_a_batch_that_nobody_serves_waits_and_expires(client: openai.OpenAI, bro
         client.batches.cancel(made.id)
 
 
-def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(here: Here) -> None:
-    with running_gateway(here.settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
-        made = create(client, upload(client, lines_of(["one", "two"])))
-        eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
-        (job,) = here.broker.jobs.newest()
-        here.raw.unlink(*here.raw.keys(f"{keys.job(job.id)}*"), *here.raw.keys("embed:idempotency:*"))
-        here.start_worker()
-        assert counts(ended(client, made.id)) == (2, 2, 0)
-
-
 def test_pages_of_25_batches(client: openai.OpenAI, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.batches.runner.Runner._one", lambda *_: False)
     file_id = upload(client, lines_of(["one"]))

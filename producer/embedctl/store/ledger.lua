@@ -2,6 +2,7 @@
 local time = redis.call('TIME')
 local now_s, now = tonumber(time[1]), time[1] * 1000 + math.floor(time[2] / 1000)
 
+local ENDED = {completed = true, failed = true, expired = true, cancelled = true}
 local KEPT = LEDGER .. 'kept'
 
 -- Count bytes of files that a tenant keeps, by the key of its set.

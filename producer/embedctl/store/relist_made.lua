@@ -2,8 +2,7 @@
 -- KEYS: its hash, its tenant's set or that of the untold events. ARGV: id. → ok | gone
 local left_ms = redis.call('PTTL', KEYS[1])
 if left_ms < 0 then return {'gone'} end
-local over = {completed = true, failed = true, expired = true, cancelled = true}
-if KEYS[1] == BATCH .. ARGV[1] and not over[redis.call('HGET', KEYS[1], 'status')] then
+if KEYS[1] == BATCH .. ARGV[1] and not ENDED[redis.call('HGET', KEYS[1], 'status')] then
   local tenant = redis.call('HGET', KEYS[1], 'tenant')
   look_at(ARGV[1], tenant, redis.call('ZSCORE', UNFINISHED .. tenant, ARGV[1]) or 0)
   note_deadline(ARGV[1])

@@ -10,6 +10,7 @@ for _, tenant in ipairs(redis.call('ZRANGE', TURNS, 0, 999)) do
       if ARGV[1] ~= '' then
         redis.call('HSET', BATCH .. id, 'runner', ARGV[1])
         look_at(id, tenant, now + ARGV[2])
+        note_deadline(id)  -- somebody may have deleted the list
         redis.call('ZADD', TURNS, now, tenant)
       end
       return {'taken', id}
