@@ -33,6 +33,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "shares": ("shares", "shares_under_kills", "cost_of_turns"),
     "service_scale": ("service_scale",),
     "hostile": ("hostile",),
+    "gateway_load": ("gateway_connections", "gateway_batches", "gateway_files"),
     "poison": ("poison",),
     "reaper": ("reaper",),
     "host_side": ("host_side",),

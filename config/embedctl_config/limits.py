@@ -22,5 +22,5 @@ class Limits:
     #: A chunk that is no larger stays in Redis even with `chunk_files` (bytes): a file's own costs exceed its bytes.
     chunk_inline_bytes: int = 4096
     #: Most requests that the gateway answers at once; callers of more are asked to come again. Each holds its texts and
-    #: vectors in memory, and so many keep a machine's workers busy.
-    gateway_in_flight: int = 256
+    #: vectors in memory, some 50 KiB for a single text. A thousand clients who ask at once all have a place.
+    gateway_in_flight: int = 2048

@@ -452,6 +452,11 @@ def test_a_chunk_that_the_library_would_not_make_is_refused(here: Here, outside:
         assert {client.put(f"{path}/0?token=ab", content=body).status_code for body in bodies} == {400}
         assert client.put(f"{path}/0?token=ab", content=bytes(17 * 1024 * 1024)).status_code == 413
         assert client.put(f"{path}/0?token=or+not", content=b"").status_code == 400
+        for number in ("9" * 5000, "-1", "x"):  # more digits than Python converts
+            assert client.get(f"{path}/{number}/result").status_code == 404
+            assert client.get(f"{path}/0/result?size={number}").status_code == 400
+        for seconds in ("1e39", "11", "-1", "nan", "x"):
+            assert client.get(f"/v1/jobs/{made['id']}/events?wait_s={seconds}").status_code == 400
         assert client.post(f"/v1/jobs/{made['id']}/steps/complete", json={}).status_code == 404
         assert client.post(f"/v1/jobs/{made['id']}/steps/seal", json={"chunks": "1"}).status_code == 400
         for options in ({"normalize": "yes"}, {"dimensions": True}, {"keep": [1]}, {"data": "x"}, {"max_errors": -1}):

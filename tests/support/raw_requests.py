@@ -130,7 +130,7 @@ async def _answers(port: int, data: bytes, *, is_split: bool, is_reset: bool) ->
             await asyncio.sleep(0.01)
             writer.write(data[at:])
         while True:
-            async with asyncio.timeout(SILENT_S if got or is_reset else 4 * SILENT_S):
+            async with asyncio.timeout(SILENT_S if got or is_reset else 12 * SILENT_S):
                 piece = await reader.read(65536)
             if not piece:
                 break

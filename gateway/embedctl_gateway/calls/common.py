@@ -38,6 +38,7 @@ from embedctl_gateway.embedding import catalogue
 from embedctl_gateway.embedding.catalogue import Catalogue, Served
 from embedctl_gateway.embedding.embedder import Asked, Embedded, Embedder
 from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
+from embedctl_gateway.http.fields import digits_of
 from embedctl_gateway.http.refusals import (
     Refusal,
     Style,
@@ -248,10 +249,10 @@ class Call:
 
     def _length(self) -> int:
         """The bytes that the body is said to have; raises Refusal if these are too many."""
-        length = self.request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        length = digits_of(self.request.headers.get("content-length", "0"), MAX_BODY_BYTES)
+        if length is None:
             raise _too_large()
-        return int(length)
+        return length
 
     async def body(self) -> bytearray:
         """The body as it is, not copied; raises Refusal if it is too large, or takes too long."""

@@ -16,12 +16,11 @@ from embedctl_gateway.access.verbs import BATCHES
 from embedctl_gateway.calls.common import Call, CallerGone
 from embedctl_gateway.calls.objects import FILE as FILE_IDS
 from embedctl_gateway.calls.objects import after_of, file_object, limit_of, ttl_of_form
+from embedctl_gateway.http.fields import digits_of
 from embedctl_gateway.http.multipart import FILE, Form
 from embedctl_gateway.http.ranges import Span, Unsatisfiable, span_of
 from embedctl_gateway.http.refusals import Refusal, invalid, refuse
 
-#: The largest file.
-MAX_FILE_BYTES = 512 * 1024 * 1024
 #: The fields of a form, and what stands around them.
 _AROUND_BYTES = 1024 * 1024
 #: An upload that brings less than this in the time for a body is given up (bytes).
@@ -32,9 +31,9 @@ _MOST_LISTED = 10_000
 
 
 async def create(call: Call) -> Response:
-    length = call.request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > MAX_FILE_BYTES + _AROUND_BYTES:
-        raise _too_large()
+    most = call.gateway.files.most_bytes
+    if digits_of(call.request.headers.get("content-length", "0"), most + _AROUND_BYTES) is None:
+        raise _too_large(most)
     await call.take({UPLOADS: 1})
     form = Form(call.request.headers.get("content-type", ""))
     writer = await call.gateway.in_thread(call.gateway.files.writer)
@@ -111,7 +110,7 @@ async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
     """Take the body, as fast as the place of the parts takes it. Raises Refusal if it is no form, is too large, or
     takes too long, and CallerGone if the caller went away before its end."""
     deadline = time.monotonic() + UPLOAD_S
-    pieces = call.request.stream()
+    pieces, most = call.request.stream(), call.gateway.files.most_bytes
     size = came = 0
     until = time.monotonic() + call.gateway.body_s
     try:
@@ -121,8 +120,8 @@ async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
             if came >= _LEAST_BYTES:
                 came, until = 0, time.monotonic() + call.gateway.body_s
             form.add(piece)
-            if writer.size + len(form.data) > MAX_FILE_BYTES or size > MAX_FILE_BYTES + _AROUND_BYTES:
-                raise _too_large()
+            if writer.size + len(form.data) > most or size > most + _AROUND_BYTES:
+                raise _too_large(most)
             if time.monotonic() > deadline:
                 raise invalid(f"the upload took longer than {UPLOAD_S:g} s", "timeout", None, 408)
             _count(call, form, writer)
@@ -168,5 +167,5 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
         yield piece
 
 
-def _too_large() -> Refusal:
-    return invalid(f"the file has more than {MAX_FILE_BYTES:,} bytes", "request_too_large", FILE, 413)
+def _too_large(most: int) -> Refusal:
+    return invalid(f"the file has more than {most:,} bytes", "request_too_large", FILE, 413)

@@ -44,6 +44,7 @@ from embedctl_gateway.calls import drains
 from embedctl_gateway.calls.common import MAX_BODY_BYTES, Call, Handler, while_caller_waits
 from embedctl_gateway.calls.openapi import check_known, check_types
 from embedctl_gateway.calls.steps import READING_STEPS, STEPS
+from embedctl_gateway.http.fields import digits_of
 from embedctl_gateway.http.refusals import BUSY_S, Refusal, limited, refuse
 
 #: HTTP's status of an error that is told as it is: the library raises it again where it was asked.
@@ -177,9 +178,11 @@ async def events(call: Call) -> Response:
     if not _EVENT_ID.fullmatch(after):
         refuse("after is the id of no event", "invalid_value", "after")
     try:
-        wait_s = min(_WAIT_S, max(0.0, float(asked.get("wait_s", "0"))))
+        wait_s = float(asked.get("wait_s", "0"))
     except ValueError:
-        refuse("wait_s is no number of seconds", "invalid_value", "wait_s")
+        wait_s = -1.0
+    if not 0 <= wait_s <= _WAIT_S:
+        refuse(f"wait_s is no number of seconds from 0 to {_WAIT_S:g}", "invalid_value", "wait_s")
     await while_caller_waits(call.request, broker.listener.next_event(job.id, after, wait_s))
     found = await in_shared_thread(lambda: broker.jobs.events(job.id, after, 0.0))
     return JSONResponse({"events": [[each.id, each.may_end] for each in found]})
@@ -240,18 +243,19 @@ async def chunk(call: Call) -> Response:
     if what not in ("result", "input"):
         raise Refusal(404, "there is no such path", "not_found")
     size = call.request.query_params.get("size")
-    if size is not None and not (size.isascii() and size.isdecimal() and 1 <= int(size) < 2**40):
+    most = None if size is None else digits_of(size, 2**40)
+    if size is not None and not most:
         refuse("size is no number of bytes", "invalid_value", "size")
     # Twice: as Redis gives it, and as it waits to be sent.
     vectors = job.options["chunk_size"] * (job.dim or 0) * 4
     whole = vectors + job.options["chunk_bytes"] if what == "result" else MAX_BODY_BYTES
-    call.hold(2 * min(whole, int(size or whole)))
+    call.hold(2 * min(whole, most or whole))
     jobs = call.gateway.broker.jobs
 
     def read() -> bytes | None:
         if what == "input":
             return jobs.input(job.id, number)
-        return jobs.result(job.id, number) if size is None else jobs.result_start(job.id, number, int(size))
+        return jobs.result(job.id, number) if most is None else jobs.result_start(job.id, number, most)
 
     found = await call.gateway.in_thread(read)
     if found is None:
@@ -311,10 +315,10 @@ def _check_token(token: object) -> None:
 
 
 def _chunk_of(call: Call) -> int:
-    number = call.request.path_params["chunk"]
-    if not (number.isascii() and number.isdecimal() and int(number) <= _MOST_CHUNK):
+    number = digits_of(call.request.path_params["chunk"], _MOST_CHUNK)
+    if number is None:
         raise Refusal(404, "there is no such chunk", "not_found")
-    return int(number)
+    return number
 
 
 def _json(told: object) -> Response:

@@ -11,7 +11,7 @@ from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import StoredFile
 from embedctl_config import keys
 from embedctl_gateway.calls.openapi import LONGEST_S, SHORTEST_S, STATUSES, check_known
-from embedctl_gateway.http.fields import whole
+from embedctl_gateway.http.fields import digits_of, whole
 from embedctl_gateway.http.refusals import Refusal, invalid, refuse
 
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
@@ -56,9 +56,10 @@ def limit_of(given: str | None, otherwise: int, most: int) -> int:
     """The parameter `limit`; raises Refusal if it is no whole number from 1 to `most`."""
     if given is None:
         return otherwise
-    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= most):
+    limit = digits_of(given, most)
+    if not limit:
         refuse(f"limit is not a whole number from 1 to {most:,}", "invalid_value", "limit")
-    return int(given)
+    return limit
 
 
 def after_of(given: str | None, kind: str) -> str:
@@ -87,8 +88,7 @@ def ttl_of_form(fields: Mapping[str, str]) -> int:
         refuse(f"purpose is not {_PURPOSE}: this gateway takes no other files", "invalid_value", "purpose")
     if anchor not in fields and seconds not in fields:
         return keys.FILE_TTL_S
-    given = fields.get(seconds, "")
-    number = int(given) if given.isascii() and given.isdigit() and len(given) < 9 else 0
+    number = digits_of(fields.get(seconds, ""), 10**8) or 0
     return expiry_of({"anchor": fields.get(anchor), "seconds": number}, "expires_after")
 
 

@@ -52,6 +52,14 @@ def dimensions_of(fields: Mapping[str, Any]) -> int | None:
     return dimensions
 
 
+def digits_of(given: str, most: int) -> int | None:
+    """A whole number up to `most` (below 10**18) that is written in digits; None if it is none."""
+    if not (given.isascii() and given.isdecimal() and len(given) <= 18):  # Python converts no endless digits
+        return None
+    number = int(given)
+    return number if number <= most else None
+
+
 def whole(given: object) -> int | None:
     """A whole number, which JSON may write as 8, 8.0 or 8e0; None if it is none."""
     if type(given) is int:

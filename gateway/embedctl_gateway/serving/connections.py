@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0
 #: A client that reads less in this time reads too little (bytes).
 LEAST_READ_BYTES = 32 * 1024
 #: Open connections.
-MAX_CONNECTIONS = 900
+MAX_CONNECTIONS = 2500
 #: Lines of a request before its body. Proxies take up to 100 headers.
 MAX_LINES = 128
 #: A client that asked in this time may ask again, and pauses for it last this long at most (seconds).

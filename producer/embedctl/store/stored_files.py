@@ -19,6 +19,8 @@ from embedctl_config.errors import BrokerUnavailable, EmbedctlError, WireError
 
 #: Bytes of a part, the last one apart.
 PART_BYTES = 4 * 1024 * 1024
+#: The largest file whose parts are in Redis, as at OpenAI, and the largest one outside of it.
+_MOST_BYTES, _MOST_OUTSIDE = 512 * 1024**2, 16 * 1024**3
 #: What every part begins with, as chunks do, so that a reference to it is told from it.
 _HEAD = wire.MAGIC + bytes([wire.ELSEWHERE]) + bytes(wire.PREFIX_BYTES - len(wire.MAGIC) - 1)
 #: The fields of a file that are numbers.
@@ -95,6 +97,11 @@ class FileStore:
     def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
         self._files = files
+
+    @property
+    def most_bytes(self) -> int:
+        """The size of the largest file."""
+        return _MOST_OUTSIDE if self._files.is_outside else _MOST_BYTES
 
     def writer(self) -> PartWriter:
         """Takes the bytes of a new file."""
