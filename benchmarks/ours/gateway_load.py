@@ -126,7 +126,8 @@ def gateway_files(*, gib: float = 10.0) -> Figures:
     """A file of so many GiB: uploaded, used as a batch's requests, and downloaded; the bytes are in a folder."""
     with (
         tempfile.TemporaryDirectory(prefix="ec-files-") as place,
-        service(workers=1, chunk_files=place) as of,
+        service(chunk_files=place) as of,
+        Service(of.settings.replace(chunk_files=place), of.folder).worker(),
         _gateway(of) as gateway,
         gateway.client() as client,
     ):
@@ -225,7 +226,7 @@ def _calls(client: httpx2.Client, when: str) -> Figures:
 def _all_read(redis: Any, batches: int) -> bool:
     """Whether the gateway has read the requests of so many batches."""
     pipe = redis.pipeline(transaction=False)
-    for each in redis.zrange(keys.UNFINISHED, 0, -1):
+    for each in redis.zrange(keys.unfinished("default"), 0, -1):
         pipe.hexists(keys.batch(each.decode()), "total")
     return bool(sum(pipe.execute()) == batches)
 

@@ -49,7 +49,7 @@ from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
 from embedctl_gateway.batches.answers import Written, answers_by_chunk, write
 from embedctl_gateway.batches.lines import BadLine, lines_of, only, requests_of
-from embedctl_gateway.batches.turns import Turns
+from embedctl_gateway.batches.looks import Looks
 from embedctl_gateway.http.refusals import log_failure
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Runner:
         self.batches = batches
         self.tells = tells
         self.stopping = threading.Event()
-        self.turns = Turns()
+        self.looks = Looks()
         self._remind = Reminder(log.warning)
         self._work = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -207,7 +207,7 @@ class _Held:
     def release(self, after_s: float, facts: Mapping[str, object] | None = None) -> None:
         """Leave the batch; a runner may look at it again after some time (seconds). Raises as :meth:`note`."""
         self.lease.end()
-        next_s = self._runner.turns.pause_s(self.batch.tenant, after_s) if after_s else 0.0
+        next_s = self._runner.looks.pause_s(self.batch.tenant, after_s) if after_s else 0.0
         self._step(Step(facts or {}, after="release", next_s=next_s))
 
     def end(self, facts: Mapping[str, object], written: Written | None = None) -> None:

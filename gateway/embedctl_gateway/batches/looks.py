@@ -9,7 +9,7 @@ import time
 _LOOKS_PER_S = 50.0
 
 
-class Turns:
+class Looks:
     """When batches that wait are looked at again: each in time, as long as these are not too many. The looks that there
     are in a second are shared by the tenants, so one with many batches delays nobody else's. Threads may share it."""
 
