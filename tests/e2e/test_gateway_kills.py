@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -13,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import httpx2
@@ -178,6 +182,24 @@ def test_what_a_gateway_killed_after_its_answer_leaves_behind_has_an_end(here: H
     left = list(here.raw.scan_iter(f"embed:job:{job.id}*"))
     assert keys.job(job.id).encode() in left
     assert all(0 < here.raw.pttl(name) <= 1000 * RESULT_TTL_S * keys.CHUNK_TTL_FACTOR for name in left)
+
+
+@pytest.mark.parametrize("killed", ["gateway", "batches"])
+def test_the_two_processes_of_a_gateway_end_together(here: Here, killed: str) -> None:
+    def ended() -> bool:
+        state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True, check=False).stdout
+        return state.strip()[:1] in ("", "Z")
+
+    with Forked(["gateway", "--address", "0"], here.environment, None, DEVNULL) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        (child,) = subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+        ).stdout.split()
+        assert not ended()
+        os.kill(process.pid if killed == "gateway" else int(child), signal.SIGKILL)
+        assert process.wait(60) == (-signal.SIGKILL if killed == "gateway" else 1)
+        eventually(ended, what="the end of the other process")
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from embedctl_config.retry import ASIDE, RetryLimit
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.admission import BYTES, Admission, Held
 from embedctl_gateway.access.callers import Access, Caller, WrongKey
+from embedctl_gateway.batches.apart import Runs
 from embedctl_gateway.batches.runner import Runner
 from embedctl_gateway.batches.webhooks import Webhooks, receiver_of
 from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing, page_of
@@ -88,7 +89,7 @@ class Gateway:
         self.telemetry = Telemetry(lambda: self.admission.requests, lambda: self.admission.held)
         self.files = FileStore(broker.connection, broker.chunk_files)
         self.batches = BatchStore(broker.connection)
-        self.runner = Runner(broker, self.files, self.batches, tells=receiver is not None)
+        self.runner: Runs = Runner(broker, self.files, self.batches, tells=receiver is not None)
         events = EventStore(broker.connection)
         self.webhooks = None if receiver is None else Webhooks(receiver, events, self.telemetry.webhook)
         self._movers = DaemonThreads(_MOVERS, "files")

@@ -9,17 +9,19 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 
 from embedctl.operating.dashboard.access import is_loopback
 from embedctl.operating.monitoring.endpoint import listen_at
-from embedctl_config.errors import MissingExtra, SettingsError
+from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
 from embedctl_config.settings import Settings, expanded
 
 try:
     from uvicorn import Config, Server
 
+    from embedctl_gateway.batches.apart import Apart
     from embedctl_gateway.calls.common import Gateway
     from embedctl_gateway.serving.application import application
     from embedctl_gateway.serving.connections import Crowd, TimedProtocol
@@ -49,6 +51,22 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     server = make_server(settings, gateway)
     _raise_limit_of_files()
     sys.setswitchinterval(_SWITCH_S)
+    lost = threading.Event()
+
+    def end() -> None:
+        lost.set()
+        server.should_exit = True
+
+    gateway.runner = Apart(gateway.runner, end)  # before there are threads, and before there is a socket to inherit
+    try:
+        _serve(settings, gateway, server, say)
+    finally:
+        gateway.runner.stop()
+    if lost.is_set():
+        raise EmbedctlError("the process that runs batches has ended")
+
+
+def _serve(settings: Settings, gateway: Gateway, server: Server, say: Callable[[str], None]) -> None:
     listener, url = listening(settings)
     with listener:
         nobody_else = "everyone on this machine alone, as it has no keys"
