@@ -385,7 +385,7 @@ LEFT = "left"
 #: String: how a worker instance is known to have died, or :data:`LEFT`.
 died = _of_each("embed:died:", _PRODUCER, _WORKER, _MONITOR)
 
-#: String: the watched job whose chunks a worker instance has, and since when.
+#: String: the watched job whose chunks a worker instance has, since when, and one that waits for the worker.
 watched = _of_each("embed:watched:", _PRODUCER, _WORKER)
 
 #: Hash: worker instances of one machine → process. Other processes of that machine can see which of them run.

@@ -175,7 +175,7 @@ FAULTS: dict[str, Fault] = {
     "one worker has two watched jobs": Fault(
         "watched",
         "watched jobs are not in one worker together",
-        (InScript("claim", "other ~= ARGV[1] or", "false or"),),
+        (InScript("claim", "if other and (other ~= ARGV[1] or is_over)", "if other and is_over"),),
     ),
     "what killed a worker is given to nobody": Fault(
         "quarantine",

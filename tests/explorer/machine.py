@@ -144,9 +144,9 @@ class Machine:
             if view.number("watched_ms") > 1:
                 yield "the job is watched no longer", partial(World.watch_no_longer, job_id=view.job_id)
         for name, value in sorted(state.snapshot.items()):
-            if name.startswith(WATCHED) and value.endswith(b"+") and not value.endswith(b" 1+"):
-                who, whose = name.removeprefix(WATCHED).decode(), value[1:].split(b" ")[0].decode()
-                yield f"{who} was long a job's", partial(World.let_go, instance=who, job_id=whose)
+            if name.startswith(WATCHED) and b" 1 " not in value and value.count(b" ") == 2:
+                who, (whose, _, waiting) = name.removeprefix(WATCHED).decode(), value[1:].decode().split(" ")
+                yield f"{who} was long a job's", partial(World.let_go, instance=who, job_id=whose, waiting=waiting)
         given = keys.given("").encode()
         for name in sorted(state.snapshot):
             if name.startswith(given):

@@ -235,8 +235,8 @@ def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:
 def _canonical(name: str, packed: bytes) -> Any:
     kind = packed[:1]
     if name == "watched":
-        job_id, since = packed.split(b" ")
-        return job_id, since.endswith(b"+"), int(since.rstrip(b"+")) > _PAST
+        job_id, since, *waiting = packed.split(b" ")
+        return job_id, int(since) > _PAST, *waiting
     if kind in (b"s", b"l"):
         return packed if kind == b"s" else True  # how many bells there are matters little
     if kind == b"e":

@@ -149,9 +149,9 @@ class World:
     def watch_no_longer(self, job_id: str) -> None:
         self._do("hset", keys.job(job_id), "watched_ms", 1)
 
-    def let_go(self, instance: str, job_id: str) -> None:
+    def let_go(self, instance: str, job_id: str, waiting: str) -> None:
         """End the time in which a worker is a watched job's, and another one of them waits for it."""
-        self._do("set", keys.watched(instance), f"{job_id} 1+", keepttl=True)
+        self._do("set", keys.watched(instance), f"{job_id} 1 {waiting}", keepttl=True)
 
     def beat(self, instance: str, *, quarantine: bool) -> None:
         """Let a worker begin. A new process is a new instance, so a report of the old one's death stays true."""

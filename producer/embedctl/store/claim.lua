@@ -45,23 +45,29 @@ end
 if not is_ready_here() then return is_apart and place.is_ready and {'elsewhere', place, list_all} or {'over'} end
 if alike and (facts.alike ~= alike or place.first >= place.below) then return {'other'} end
 
+-- Whether an instance has chunks of a job; without one, whether any worker has that is not in quarantine.
+local function has(id, wanted)
+  for _, owner in ipairs(redis.pcall('HVALS', JOB .. id .. ':owners')) do
+    local who = owner:match('^%S+ (%S+)')
+    if wanted and who == wanted then return true end
+    if who and not wanted and not redis.call('ZSCORE', QUEUE_KEY .. place.queue .. ':quarantine', who) then return true end
+  end
+  return false
+end
+
 -- Whether a worker may have chunks of the job now. Jobs that are watched are not in one worker together, so that its death
--- may tell whose text it was; if several wait for it, they take turns.
+-- may tell whose text it was. One that no worker has has its turn once the other had its time.
 local function may_have()
   found.is_watched = false
   if tonumber(redis.call('HGET', job, 'watched_ms') or 0) <= now then return true end
   local key = WATCHED .. instance
-  local other, since, is_awaited = (redis.call('GET', key) or ''):match('^(%S+) (%d+)(.?)$')
-  if other and (other ~= ARGV[1] or (is_awaited ~= '' and now - since > WATCHED_MS)) then
-    for _, owner in ipairs(redis.pcall('HVALS', JOB .. other .. ':owners')) do
-      if owner:match('^%S+ (%S+)') == instance then
-        redis.call('SET', key, other .. ' ' .. since .. '+', 'KEEPTTL')
-        return false
-      end
-    end
-    other = nil
+  local other, since, waiting = (redis.call('GET', key) or ''):match('^(%S+) (%d+) ?(%S*)$')
+  local is_over = other and now - since > WATCHED_MS and waiting ~= '' and not has(waiting)
+  if other and (other ~= ARGV[1] or is_over) and has(other, instance) then
+    if not has(ARGV[1]) then redis.call('SET', key, other .. ' ' .. since .. ' ' .. ARGV[1], 'KEEPTTL') end
+    return false
   end
-  found.is_watched = not other
+  found.is_watched = other ~= ARGV[1] or is_over
   return true
 end
 

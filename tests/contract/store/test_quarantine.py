@@ -187,18 +187,21 @@ def test_of_jobs_that_were_in_hand_at_a_death_the_next_one_tells_which_is_to_bla
     assert distrusted == (of["w"] if is_alone else set())
 
 
-def test_jobs_that_are_watched_take_turns_at_a_worker(broker: Broker, raw: Redis) -> None:
-    two_watched(broker, raw)
+def test_a_watched_job_that_has_no_worker_is_given_another_ones(broker: Broker, raw: Redis) -> None:
+    jobs = two_watched(broker, raw)
     first = some(take(broker, "1"))
     assert some(take(broker, "2")).job_id == first.job_id
+    (other,) = {*jobs} - {first.job_id}
     key = keys.watched("w")
-    job_id, since = (raw.get(key) or b"").decode().split()  # type: ignore[union-attr]  # it is bytes
-    assert job_id == first.job_id
-    raw.set(key, f"{job_id} {int(since.rstrip('+')) - 6_000}+")
-    assert take(broker, "3") is None  # what it has is to be done first
-    for each, token in ((0, "1"), (1, "2")):
-        assert complete(broker, first.job_id, first.chunk + each, token) == "ok"
-    assert some(take(broker, "4")).job_id != first.job_id
+    assert raw.get(key) is not None
+    raw.set(key, f"{first.job_id} 1 {other}")  # since long ago
+    assert some(take(broker, "3", instance="v")).job_id == other
+    assert some(take(broker, "4")).job_id == first.job_id  # the other one has a worker now
+    assert complete(broker, other, 1, "3") == "ok"
+    assert take(broker, "5") is None  # what it has is to be done first
+    for chunk, token in ((1, "1"), (2, "2"), (3, "4")):
+        assert complete(broker, first.job_id, chunk, token) == "ok"
+    assert some(take(broker, "6")).job_id == other
 
 
 def test_a_job_is_trusted_again_once_so_many_chunks_came_through_each_time_twice_as_many(
