@@ -32,6 +32,9 @@ _MOST_GONE = 5000
 OFFERS_S, LONGEST_OFFERS_S = 1.0, 5.0
 #: A job without progress for this long may wait for other workers than those that are alive (seconds).
 _QUIET_S = 10.0
+#: After one in quarantine died, its supervisor has so long to say that it starts the next one (seconds). Neighbours may
+#: see the death first.
+_RESTARTED_S = 5
 #: The numbers of live workers of so many queues are remembered.
 _MOST_COUNTED = 256
 
@@ -142,14 +145,15 @@ class WorkerRegistry:
 
     def report_death(self, instance: str, how: str) -> None:
         """Record that a worker has certainly died, so that its chunks become suspect."""
+        now = self._connection.now_ms()
         with self._connection.client() as client:
             beat = client.get(keys.heartbeat(instance))
             pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
             for worker in self._parsed([instance], [beat]):
                 pipe.hdel(keys.machine(worker.machine), instance)  # its death is known, so no process needs to check it
                 for members in _members(worker):
-                    _no_longer_at(pipe, members, instance)
-            pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
+                    _no_longer_at(pipe, members, instance, now + _RESTARTED_S * 1000 if worker.quarantine else 0)
+            pipe.zadd(keys.WORKERS, {instance: now - 1}, xx=True, lt=True)
             pipe.execute()
 
     def count(self, queue: str, now_ms: int | None = None) -> int:
@@ -293,6 +297,6 @@ def _members(worker: WorkerRow) -> list[str]:
     return [key(queue) for queue in worker.queues]
 
 
-def _no_longer_at(pipe: Any, members: str, instance: str) -> None:
+def _no_longer_at(pipe: Any, members: str, instance: str, after_ms: int = 0) -> None:
     """Stop counting a worker at a queue. The entry stays, as a trace of a worker, until another worker's heartbeat."""
-    pipe.zadd(members, {instance: 0}, xx=True, lt=True)
+    pipe.zadd(members, {instance: after_ms}, xx=True, lt=True)

@@ -63,6 +63,9 @@ def test_a_suspect_is_given_to_any_worker_where_none_is_in_quarantine(broker: Br
         broker.workers.leave(APART)
     elif how == "died":
         broker.workers.report_death(APART.instance, "killed")
+        until = score(raw, keys.queue_quarantine(QUEUE), APART.instance)
+        assert broker.connection.now_ms() < until <= broker.connection.now_ms() + 5_000  # the next one may come
+        raw.zadd(keys.queue_quarantine(QUEUE), {APART.instance: 1})
     elif how == "is silent":
         raw.zadd(keys.queue_quarantine(QUEUE), {APART.instance: broker.connection.now_ms() - 1})
     end_pause(broker, raw, job_id, 0)
