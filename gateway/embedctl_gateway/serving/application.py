@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from embedctl.queueing.listening import in_shared_thread
 from embedctl_gateway.calls import batches, files, jobs, openai, openapi, page, results, tei
 from embedctl_gateway.calls.common import Call, Endpoint, Gateway, Handler
 from embedctl_gateway.http.refusals import Refusal, Style, as_openai, as_tei, unavailable
+from embedctl_gateway.serving.memory import keep_small
 
 
 async def _health(call: Call) -> Response:
@@ -95,7 +97,9 @@ def application(gateway: Gateway) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         gateway.start()
+        keeping = asyncio.create_task(keep_small())
         yield
+        keeping.cancel()
         await in_shared_thread(gateway.stop)
         await gateway.embedder.close()
 
