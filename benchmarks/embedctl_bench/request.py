@@ -14,6 +14,7 @@ import numpy as np
 from embedctl_bench.asking import Asked, common, conclude, not_installed
 from embedctl_bench.measuring.comparison import COLUMNS, Load, Scene, SystemRuns, each_scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
+from embedctl_bench.measuring.sampling import percentiles
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model, describe, measured_model, model_files, slug
 from embedctl_bench.peers.registry import (
@@ -38,8 +39,10 @@ _MOST_CHECKED, _CHECKED = 26, 64
 #: Tokens of single texts, and how often each is asked for in a round.
 LENGTHS = (8, 32, 128, 256)
 _SINGLES, _QUICK_SINGLES = 40, 5
-#: Single texts have so many times the rounds of other loads: a machine's speed changes within minutes by more than the
-#: milliseconds that they tell apart.
+#: Texts of a larger request, and how many such requests there are in a round.
+_TOGETHER, _OF_MANY = 32, 10
+#: A single caller has so many times the rounds of other loads: a machine's speed changes within minutes by more than
+#: the milliseconds that they tell apart.
 _TIMES_ROUNDS = 5
 #: Tokens that BERT adds to a text.
 _SPECIAL = 2
@@ -114,13 +117,19 @@ def long_requests(cpus: int, *, quick: bool, finals: bool = True) -> list[Load]:
 
 
 def http_requests(cpus: int, *, quick: bool) -> list[Load]:
-    """The loads over HTTP: single texts, many callers of a few texts, and the requests above."""
+    """The loads over HTTP: single texts, requests of 32, many callers of a few texts, and the requests above."""
     rounds, singles = (_QUICK_ROUNDS, _QUICK_SINGLES) if quick else (_ROUNDS * _TIMES_ROUNDS, _SINGLES)
     found = []
     for tokens in LENGTHS:
         draw = random.Random(tokens)
         texts = [[draw_words(draw, tokens - _SPECIAL)] for _ in range(singles)]
         found.append(load_of(f"one text of {tokens} tokens", texts, rounds, callers=1))
+    draw = random.Random(_TOGETHER)
+    together = [
+        [draw_words(draw, draw.randint(*_WORDS_OF_CALLERS)) for _ in range(_TOGETHER)]
+        for _ in range(_QUICK_SINGLES if quick else _OF_MANY)
+    ]
+    found.append(load_of(f"one request of {_TOGETHER} texts", together, rounds, callers=1))
     draw = random.Random(0)
     several = [
         [draw_words(draw, draw.randint(*_WORDS_OF_CALLERS)) for _ in range(draw.randint(1, _MOST_TEXTS))]
@@ -273,6 +282,14 @@ def http_claims_of(scene: Scene) -> Iterator[Claim]:
                 ours=f"{lead:.2f} × its rate",
                 met=lead >= 1,
             )
+            mine, theirs = p99_ms_of(ours), p99_ms_of(comparison.baseline)
+            if mine and theirs:
+                yield Claim(
+                    what=f"the gateway's 99th percentile is no longer than infinity's: {comparison.where}",
+                    published="–",
+                    ours=f"p99 {mine:.1f} and {theirs:.1f} ms",
+                    met=mine <= theirs,
+                )
         single = comparison.load.texts == comparison.load.requests
         if single and ours and direct and (rounds := behind_ms(ours, direct)):
             behind = median(rounds)
@@ -282,6 +299,11 @@ def http_claims_of(scene: Scene) -> Iterator[Claim]:
                 ours=f"p50 {behind:.1f} ms behind ({min(rounds):.1f} to {max(rounds):.1f} in {len(rounds)} rounds)",
                 met=behind <= _BEHIND_MS,
             )
+
+
+def p99_ms_of(system: SystemRuns) -> float | None:
+    """The 99th percentile of a system's latencies (ms); None of fewer than 100."""
+    return percentiles([latency for run in system.rounds.values() for latency in run.latencies])["p99_ms"]
 
 
 def behind_ms(ours: SystemRuns, other: SystemRuns) -> list[float]:
