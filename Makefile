@@ -15,7 +15,7 @@ SIDE ?= -n 3 --dist worksteal
 side = $(if $(SIDE),-n $(1) --dist worksteal)
 # Modules that may have slow tests, and those among them that import torch. Each process imports all that it collects.
 SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles)
-MODELS = $(filter tests/contract/backends/%,$(SLOW)) $(shell grep -lE 'tiny_models|neuron_site' $(SLOW))
+MODELS = $(filter tests/contract/backends/%,$(SLOW)) $(shell grep -lE 'tiny_models|neuron_site|sentence_transformers' $(SLOW))
 # make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.
 CPU :=
 ifeq ($(CPU),avx2)

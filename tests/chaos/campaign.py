@@ -89,7 +89,7 @@ class _Campaign:
         try:
             started = time.monotonic()
             until = started + 60 * self._options.minutes
-            storm.blow(until, enough=self._all_done, tell=lambda: self._tell(storm, until))
+            storm.blow(until, self._options.faults, enough=self._all_done, tell=lambda: self._tell(storm, until))
             storm_s = time.monotonic() - started
             _say(f"{len(storm.events)} faults in {storm_s:.0f} s; now everything has to come to its end")
             settle_s = self._settle(outcome)

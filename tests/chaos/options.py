@@ -24,6 +24,7 @@ class Options:
     """A run's options. None means a default that suits the lease or the model."""
 
     minutes: float = _option(10.0, "how long faults go on (default: 10)", type=float)
+    faults: int = _option(0, "how many come at least, however long that takes", type=int)
     seed: int = _option(None, "of jobs and faults (default: a random one)", type=int)
     workers: int = _option(3, "worker processes (default: 3)", type=int)
     producers: int = _option(2, "producer processes at once (default: 2)", type=int)

@@ -40,11 +40,15 @@ class Storm:
         self._pause_s = pause_s
         self._undos: list[tuple[float, Undo, Event]] = []
 
-    def blow(self, until: float, *, enough: Callable[[], bool], tell: Callable[[], None]) -> None:
-        """Break things until a given time or until `enough` is true; then mend everything. Call `tell` every minute."""
+    def blow(self, until: float, least: int, *, enough: Callable[[], bool], tell: Callable[[], None]) -> None:
+        """Break things until a given time, and `least` times, or until `enough` is true; then mend everything.
+
+        Args:
+            tell: is called every minute.
+        """
         tell_at = time.monotonic() + 60
         strike_at = time.monotonic() + self._rng.uniform(0.5, 1.5) * self._pause_s
-        while time.monotonic() < until and not enough():
+        while (time.monotonic() < until or len(self.events) < least) and not enough():
             self._mend()
             if time.monotonic() >= strike_at:
                 self._strike()

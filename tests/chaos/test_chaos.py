@@ -10,7 +10,7 @@ from tests.chaos.campaign import run
 from tests.chaos.options import Options
 from tests.chaos.report import markdown
 
-SHORT = Options(minutes=0.25, seed=269, producers=1, lease_s=1.0, pause_s=1.0)
+SHORT = Options(minutes=0.25, faults=7, seed=269, producers=1, lease_s=1.0, pause_s=1.0)
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_a_short_storm_loses_and_doubles_nothing() -> None:
 @pytest.mark.timeout(600)
 def test_kills_under_a_supervisor_whose_workers_records_kill_lose_and_double_nothing() -> None:
     # Each record that kills takes the start of two processes, one after the other, at the lowest priority.
-    outcome = run(replace(SHORT, only=("up",), settle_s=400.0))
+    outcome = run(replace(SHORT, faults=2, only=("up",), settle_s=400.0))
     print(markdown(outcome))
     assert outcome.good, markdown(outcome)
     assert outcome.faults.total() >= 2
