@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+import redis
 
 from embedctl.store.stored_files import StoredFile
 from embedctl_config.settings import Settings
@@ -99,6 +100,13 @@ def test_a_long_list_is_made_aside(client: openai.OpenAI, http: httpx2.Client, m
         finally:
             over.set()
         assert len(listed.result()) == 1
+
+
+def test_a_range_of_one_byte_costs_redis_no_more(client: openai.OpenAI, http: httpx2.Client, raw: redis.Redis) -> None:
+    url = f"/v1/files/{upload(client, bytes(range(256)) * 4096)}/content"
+    before = raw.info("stats")["total_net_output_bytes"]
+    assert http.get(url, headers={"range": "bytes=1000-1000"}).content == bytes([1000 % 256])
+    assert raw.info("stats")["total_net_output_bytes"] - before < 100_000
 
 
 #: What a line of a batch may not be → the code of its refusal.

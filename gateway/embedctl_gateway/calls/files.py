@@ -156,9 +156,9 @@ async def _write(call: Call, form: Form, writer: PartWriter) -> None:
 
 async def _pieces(call: Call, file: StoredFile, span: Span) -> AsyncIterator[bytes]:
     for number in range(span.first // PART_BYTES, (span.end - 1) // PART_BYTES + 1):
-        part = await call.gateway.in_thread(lambda number=number: call.gateway.files.part(file, number))  # type: ignore[misc]
-        begin = number * PART_BYTES
-        yield part[max(0, span.first - begin) : span.end - begin]
+        before = number * PART_BYTES
+        within = max(0, span.first - before), min(PART_BYTES, span.end - before)
+        yield await call.gateway.in_thread(partial(call.gateway.files.part, file, number, *within))
 
 
 async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
+from embedctl.chunk_files.references import is_reference
 from embedctl.store.connection import Connection
 from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.scripts import flat
@@ -138,17 +139,23 @@ class FileStore:
                 return found[:count]
         return found
 
-    def part(self, file: StoredFile, number: int) -> bytes:
-        """A part of a file; raises FileGone if the file has been deleted, or has expired."""
+    def part(self, file: StoredFile, number: int, begin: int = 0, end: int = PART_BYTES) -> bytes:
+        """Bytes of a part of a file, at least one; raises FileGone if the file has been deleted, or has expired. Redis
+        is asked for no more than these."""
+        name, begin, end = keys.chunk_result(file.data, number), len(_HEAD) + begin, len(_HEAD) + end
         with self._connection.client() as client:
-            value = client.get(keys.chunk_result(file.data, number))
-        try:
-            data = None if value is None else self._files.get(value)
-        except WireError as error:
-            raise BrokerUnavailable(f"part {number} of {file.id} can't be read: {error}") from error
-        if data is None:
+            is_outside = is_reference(client.getrange(name, 0, len(_HEAD) - 1))
+            value: bytes | None = client.get(name) if is_outside else client.getrange(name, begin, end - 1)
+        data = value
+        if is_outside:
+            try:
+                whole = None if value is None else self._files.get(value, end)
+            except WireError as error:
+                raise BrokerUnavailable(f"part {number} of {file.id} can't be read: {error}") from error
+            data = None if whole is None else whole[begin:]
+        if not data:
             raise FileGone(f"{file.id} is gone")
-        return data[len(_HEAD) :]
+        return data
 
     def read(self, file: StoredFile) -> Iterator[bytes]:
         """All of its bytes, part by part. Raises as :meth:`part` does."""
