@@ -38,7 +38,7 @@ local function suspect(chunk, instance, row)
   redis.call('HINCRBY', job, 'deaths', 1)
   if row ~= '' then
     local before = redis.call('HGET', job, 'killed_ms')
-    redis.call('HSET', job, 'killed_ms', now)
+    redis.call('HSET', job, 'killed_ms', now, 'watched_ms', 0)  -- it is known now which text it was
     if now - (before or 0) < DISTRUST_MS then distrust() end
   end
   return deaths.unnamed

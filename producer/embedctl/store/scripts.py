@@ -25,7 +25,7 @@ _SUSPECT_S, _DISTRUST_S = 2, 60
 _TRIALS, _MOST_TRIALS = 4, 256
 #: Jobs that were in hand at a death, or distrusted, are not in one worker together for so long; if several wait for a
 #: worker, each has it for at least the shorter time (seconds).
-_WATCH_S, _WATCHED_S = 60, 5
+_WATCH_S, _WATCHED_S = 30, 5
 #: Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
 _BELLS_PER_WORKER = 4
 #: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
