@@ -223,7 +223,7 @@ _TELLING = {
     b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"work", b"created_ms", b"trouble", b"pinned_by",
     b"options", b"truncated",
 }  # fmt: skip
-_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms", b"distrusted_ms", b"watched_ms", b"killed_ms"}
+_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms", b"distrusted_ms", b"watched_ms", b"killed_ms", b"mixed_ms"}
 
 
 def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:

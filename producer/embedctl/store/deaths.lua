@@ -18,10 +18,12 @@ local function distrust()
 end
 
 -- Workers died with chunks of this job in hand, at rows that are not known: it is to `blame` if there were none of other
--- jobs; else `watch` it. The first time, somebody may have killed them.
+-- jobs; else `watch` it, from the second time on, because most jobs have no such text or one. Somebody may have killed them.
 local function judge(word)
-  local watched_ms = tonumber(redis.call('HGET', job, 'watched_ms') or 0)
-  if word ~= '' then redis.call('HSET', job, 'watched_ms', math.max(watched_ms, now + WATCH_MS)) end
+  local known = redis.call('HMGET', job, 'watched_ms', 'mixed_ms')
+  local watched_ms, is_first = tonumber(known[1] or 0), now - (known[2] or 0) >= DISTRUST_MS
+  if word == 'watch' then redis.call('HSET', job, 'mixed_ms', now) end
+  if word == 'blame' or (word == 'watch' and not is_first) then redis.call('HSET', job, 'watched_ms', math.max(watched_ms, now + WATCH_MS)) end
   if word == 'blame' and watched_ms > now then distrust() end
 end
 
