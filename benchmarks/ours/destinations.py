@@ -65,8 +65,8 @@ def destinations(*, records: int = 100_000, dim: int = 384, turns: int = 3, only
 
     The job, with digests of its texts, lies in a private Redis, made by a worker without a model. "Job" is what
     `embedctl fetch JOB -o DESTINATION` does, Redis' reading included; "loop" is its loop, given the chunks from memory.
-    The loader has all in memory, too, and writes the same ids, vectors and digests in one go, without a check, and
-    syncs files:
+    The loader has all in memory, too, and writes the same ids, vectors and digests in one go, without a check. Files
+    are synced:
 
     - npy: `numpy.save`; ids as lines of JSON, and digests, in files beside
     - jsonl: a dictionary for each record, by `orjson` with its own way for arrays
@@ -244,6 +244,9 @@ def _lance(folder: Path, _: ExitStack) -> Kind:
                 yield pa.record_batch(columns, schema=schema)
 
         lancedb.connect(folder).create_table(table, pa.RecordBatchReader.from_batches(schema, batches()))
+        for path in (folder / f"{table}.lance").rglob("*.*"):
+            with path.open("rb") as file:
+                _synced(file)
 
     return Kind(lambda table: f"lancedb://{folder}?table={table}", load)
 

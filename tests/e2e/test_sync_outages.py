@@ -35,7 +35,7 @@ def redis_server(own_redis: RedisServer) -> RedisServer:
     [
         (SUBMITTING, DELIVERING, True),  # the job was never made
         (SUBMITTING, writing(2), True),
-        (DELIVERING, writing(1), True),  # the job has fewer results, or none
+        (("embedctl.destinations.rows:Rows", "add", 1), writing(1), True),  # the job has fewer results, or none
         (writing(1), writing(3), False),
         (writing(2), WAITING, True),
     ],

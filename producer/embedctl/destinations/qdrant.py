@@ -89,7 +89,7 @@ class QdrantCollection(Destination):
                     return False
                 self._make(client)
             info = self._bound(client)
-            self._made_as = (info.metadata or {})[_CONTRACT][_MADE_AS]
+            self._made_as = (info.metadata or {})[_CONTRACT].get(_MADE_AS, self._collection)
             self._check_vectors(info.params.vectors)
             return client.count(self._collection, exact=True).count > 0
 

@@ -7,18 +7,22 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.corpus.digests import DIGEST_BYTES
 from embedctl.destinations.ids import NAMED, Duplicates, LeftOut, no_id
-from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored
 from embedctl.destinations.loop import Delivered, Refused, RefusedRecord
 from embedctl.destinations.numbers import OutputType, numbers_of
 from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import InputError, OutputError, SettingsError
+
+T = TypeVar("T")
 
 #: Records that are looked for at the end, and of each batch.
 _SAMPLE, _OF_EACH = 100, 10
@@ -106,34 +110,41 @@ class Gathered:
             good &= ~self.left_out.among(chunk.positions)
         rows = np.flatnonzero(good)
         vectors = _cast(chunk.vectors if good.all() else chunk.vectors[rows], self.contract.dtype)
-        fits = np.isfinite(vectors).all(axis=1)
-        if not fits.all():
-            for row in rows[~fits].tolist():
+        if not _all_finite(vectors):
+            fits = np.isfinite(vectors).all(axis=1)
+            for row, label in zip(rows[~fits].tolist(), self._ids(chunk, rows[~fits]), strict=True):
                 what = f"overflows {self.contract.dtype}" if np.isfinite(chunk.vectors[row]).all() else "is not finite"
-                self.refuse(RefusedRecord(int(chunk.positions[row]), self._id(chunk, row), f"the vector {what}"))
+                self.refuse(RefusedRecord(int(chunk.positions[row]), label, f"the vector {what}"))
             rows, vectors = rows[fits], vectors[fits]
-        at = rows.tolist()
-        kept, digests = chunk.kept, chunk.digests
+        kept, digests, sources = chunk.kept, chunk.digests, self.contract.sources
         return Batch(
-            [self._id(chunk, row) for row in at],
+            self._ids(chunk, rows),
             vectors,
-            None if digests is None else list(self.contract.sources(map(bytes, digests[rows]))),
-            [json.dumps(kept[row], ensure_ascii=False) for row in at] if self.keeps and kept is not None else None,
+            None if digests is None else list(sources(digests[rows].view(f"V{DIGEST_BYTES}")[:, 0].tolist())),
+            [json.dumps(kept[row], ensure_ascii=False) for row in rows] if self.keeps and kept is not None else None,
             chunk.positions[rows],
         )
 
-    def _id(self, chunk: ChunkVectors, row: int) -> str:
+    def _ids(self, chunk: ChunkVectors, rows: npt.NDArray[np.int64]) -> list[str]:
+        positions = chunk.positions[rows].tolist()
         if self.positions_for:
-            return f"{self.positions_for}:{chunk.positions[row]}"
-        label = chunk.ids[row]
-        if label is None:
-            raise no_id(1, [int(chunk.positions[row])])
-        return label
+            return [f"{self.positions_for}:{position}" for position in positions]
+        found = [chunk.ids[row] for row in rows.tolist()]
+        if None in found:
+            raise no_id(1, [positions[found.index(None)]])
+        return cast("list[str]", found)
 
 
-def _cast(vectors: Vectors, dtype: str) -> npt.NDArray[np.float32] | npt.NDArray[np.float16]:
+def _cast(vectors: Vectors, dtype: str) -> Stored:
     with np.errstate(over="ignore"):  # what overflows is refused by name
         return vectors.astype(dtype, copy=False)
+
+
+def _all_finite(vectors: Stored) -> bool:
+    """Whether no component is infinite or NaN, as the sums tell, which are soon made; perhaps False where all are
+    finite, and a sum overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(vectors.sum(axis=1, dtype=np.float32)).all())
 
 
 def _joined(parts: list[Batch]) -> Batch:
@@ -232,9 +243,10 @@ class Rows:
             self._refuse(each)
             refused.add(each.id)
         self.done.written += len(batch) - len(refused)
-        written = [row for row in batch.rows if row[0] not in refused]
-        self.last_id = written[-1][0] if written else self.last_id
-        self._sample = _some([*self._sample, *_some(written, _OF_EACH)], _SAMPLE)
+        written = np.flatnonzero([label not in refused for label in batch.ids]) if refused else np.arange(len(batch))
+        self.last_id = batch.ids[written[-1]] if len(written) else self.last_id
+        some = batch.part(np.array(_some(written.tolist(), _OF_EACH), np.int64)).rows
+        self._sample = _some([*self._sample, *some], _SAMPLE)
 
     def _refuse(self, record: RefusedRecord) -> None:
         self.done.refused += 1
@@ -260,7 +272,7 @@ class Rows:
             tried(self._destination.close)
 
 
-def _some(rows: list[Row], most: int) -> list[Row]:
+def _some(rows: list[T], most: int) -> list[T]:
     # Not the generator that the caller may have seeded.
     return random.SystemRandom().sample(rows, min(most, len(rows)))
 
