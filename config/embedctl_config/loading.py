@@ -42,8 +42,8 @@ FLAGS = frozenset(
     allow_pickle cache cpus dialect dimensions drain dry_run duplicates
     exporter force format fresh gateway gpu gpu_workers http id_field if_missing json keep lane limit log_level
     long max_errors may neuron_core no_build no_clobber normalize output output_type passwords peers
-    precision price prompt pull quick quiet ranges ready redis_7 report resume skip_bad_lines sync target
-    text_field threads timeout wait watch
+    per precision price prompt pull quick quiet ranges ready records redis_7 report resume skip_bad_lines sync
+    target text_field threads timeout tokens wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The names that Kubernetes gives to a service's variables, and the beginning of the value of one that ends in _PORT.

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from embedctl.cli import dashboard, delivery, disposal, jobs, listing, operate, run, stack, status, submit
+from embedctl.cli import dashboard, delivery, disposal, jobs, listing, operate, planning, run, stack, status, submit
 from embedctl.cli.options import option
 from embedctl_config import __version__
 from embedctl_config.command_group import CommandGroup
@@ -47,6 +47,7 @@ def main(*, insecure: bool) -> None:
 for _command in (
     submit.submit,
     run.run,
+    planning.plan,
     status.status,
     listing.list_jobs,
     jobs.wait,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ import click
 
 from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import printed_array
-from embedctl.cli.options import json_option, option
+from embedctl.cli.options import duration, json_option, option
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobState, JobStatus
@@ -31,14 +30,6 @@ from embedctl_config.printable import printable
 Deed = Callable[[Job], tuple[str, Mapping[str, Any]]]
 
 _ENDED = [str(state) for state in JobState if state.ended]
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-
-def _duration(text: str) -> timedelta:
-    found = re.fullmatch(rf"([0-9]{{1,5}})([{''.join(_UNITS)}])", text)
-    if found is None:
-        raise click.BadParameter(f"{text!r} is not a number and a unit, such as 30m, 12h or 7d")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def _command(deed: Deed) -> click.Command:
@@ -91,7 +82,7 @@ def cancel(job: Job) -> tuple[str, Mapping[str, Any]]:
 )
 @click.option(
     "--older-than",
-    type=_duration,
+    type=duration,
     metavar="DURATION",
     help="Discard all jobs that ended longer ago than this, such as 30m, 12h or 7d. With --state: only those of them "
     "in this state.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +15,7 @@ from embedctl_config.settings import SETTINGS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: The section in which help lists an option that names none, such as --help.
 _LAST = "Output"
 
@@ -59,6 +62,14 @@ def address_option(setting: str, note: str) -> Callable[[F], F]:
     default = SETTINGS[setting].default or "127.0.0.1:0"
     text = f"Where to listen; {note}. A port alone is one of 127.0.0.1, and port 0 any free one."
     return option("--address", setting, metavar="HOST:PORT", help=f"{text} Default: the setting, {default}.")
+
+
+def duration(text: str) -> timedelta:
+    """The time of an option; click.BadParameter if it is none."""
+    found = re.fullmatch(rf"([0-9]{{1,5}})([{''.join(_UNITS)}])", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a number and a unit, such as 30m, 12h or 7d")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 job_argument = click.argument("job_id", metavar="JOB", shell_complete=complete_job)

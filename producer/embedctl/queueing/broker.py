@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: while a job holds them.
 _KEPT = 4
 #: The bounds for a job's waiting text, and for a drained job's results, in a Redis without a maxmemory (bytes).
-_HIGH_WATER_BYTES, _RESULTS_HIGH_WATER_BYTES = 256 * 1024 * 1024, 1024 * 1024 * 1024
+HIGH_WATER_BYTES, RESULTS_HIGH_WATER_BYTES = 256 * 1024 * 1024, 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class Broker:
         """Most bytes of a job's text that wait for workers; above it, its producer pauses."""
         if self.remote is not None:
             return self.remote.room
-        return self.settings.limits.high_water_bytes or self.connection.maxmemory() // 16 or _HIGH_WATER_BYTES
+        return self.settings.limits.high_water_bytes or self.connection.maxmemory() // 16 or HIGH_WATER_BYTES
 
     def results_high_water(self) -> int:
         """Most bytes of a drained job's results in Redis; above it, its chunks wait."""
         if self.remote is not None:
             return self.settings.limits.results_high_water_bytes or self.remote.room
         own = self.settings.limits.results_high_water_bytes
-        return own or self.connection.maxmemory() // 4 or _RESULTS_HIGH_WATER_BYTES
+        return own or self.connection.maxmemory() // 4 or RESULTS_HIGH_WATER_BYTES
 
     @property
     def listener(self) -> Listener:

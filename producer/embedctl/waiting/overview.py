@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -164,12 +164,11 @@ class Gatherer:
         # Some jobs that need upkeep have ended or are gone.
         active_count = upkept_count - len(set(upkept) - {pace.job.id for pace in active})
         pairs = loaded | {(pace.job.hardware, pace.job.model) for pace in active}
-        active = active[:JOBS_LOOKED_AT]
+        del active[JOBS_LOOKED_AT:]
         self._active = [pace.job.id for pace in active]
-        model_of = {job.id: job.model for job in jobs}
         return Overview(
             at=datetime.fromtimestamp(now_ms / 1000, UTC),
-            workers=tuple(WorkerState(worker, _encodes(worker, model_of)) for worker in workers),
+            workers=tuple(WorkerState(worker, _encodes(worker, jobs)) for worker in workers),
             gone=gone,
             queues=tuple(_queues(sorted(pairs), live, {model for _, model in loaded}, active, now_ms)),
             active=tuple(active),
@@ -199,12 +198,13 @@ def _queues(
         yield QueueState(hardware, model, sum(job.chunks - job.chunks_done for job in jobs), oldest_s, live[name], near)
 
 
-def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
+def _encodes(worker: WorkerRow, jobs: Sequence[JobStatus]) -> ServedModel | None:
     """The model that a busy worker encodes with; of several, the model of the chunk that it took first."""
     if worker.activity != "busy":
         return None
     if len(worker.loaded) == 1:
         return next(iter(worker.loaded.values()))
+    model_of = {job.id: job.model for job in jobs}
     held = (model_of.get(job_id, "") for job_id, _ in worker.holding)
     return next((worker.models[model] for model in held if model in worker.models), None)
 

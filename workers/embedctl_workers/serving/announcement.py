@@ -43,10 +43,13 @@ class Announcement:
             while not self._closed.is_set():
                 doing = self._health.phase
                 self._told.tell(self._instance, replace(self._row, doing=doing))
-                again = time.monotonic() + INTERVAL_S
-                while time.monotonic() < again and self._health.phase == doing:
-                    if self._closed.wait(_LOOK_EVERY_S):
-                        break
+                self._wait_while(doing)
             self._told.end(self._instance)
         except EmbedctlError as error:  # it is for people only; the heartbeat will say the same
             log.info("nobody is told what this worker does before it is ready: %s", error)
+
+    def _wait_while(self, doing: str) -> None:
+        """Wait until the worker does something else, it is to be said again, or nothing is to be said any more."""
+        again_at = time.monotonic() + INTERVAL_S
+        while time.monotonic() < again_at and self._health.phase == doing and not self._closed.wait(_LOOK_EVERY_S):
+            pass

@@ -115,9 +115,7 @@ class RegistryLink:
             try:
                 self._look_up()
                 self._report()
-                for each, again_at in list(self._awaited.values()):
-                    if time.monotonic() >= again_at:
-                        self._say(each)
+                self._say_again()
                 self._say_who_does_not_run()
                 failures = 0
             except EmbedctlError as error:
@@ -147,6 +145,11 @@ class RegistryLink:
                     self._end(row, how)
             self._exits.popleft()
             self._rows.pop(pid, None)
+
+    def _say_again(self) -> None:
+        for each, again_at in list(self._awaited.values()):
+            if time.monotonic() >= again_at:
+                self._say(each)
 
     def _say(self, awaited: _Awaited) -> None:
         now = time.monotonic()

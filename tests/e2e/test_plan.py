@@ -1,0 +1,63 @@
+"""`embedctl plan` beside what a job really took."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embedctl import Job
+from embedctl.jobs.plan import Load, Plan, Rate, Room
+from tests.support.here import Here
+from tests.support.passages import passages
+
+MODEL = "all-MiniLM-L6-v2"
+#: A plan is no further from what a job took than this.
+NEAR = 0.2
+
+
+def test_a_plan_is_arithmetic_over_what_was_measured() -> None:
+    plan = Plan(Load(20_000_000, 42.0, 170.0), Rate(10_000.0, "by hand"), Room(1536, 10**8, 10**9), 8 * 3600, 0.5)
+    assert plan.work_s == 84_000
+    assert plan.workers == 3
+    assert plan.results_bytes == 20_000_000 * 1546
+    assert plan.memory_bytes == plan.results_bytes + 10**8
+    assert plan.drained_memory_bytes == 10**9 + 10**8
+    assert plan.network_bytes == 2 * 20_000_000 * (170 + 1546)
+    assert plan.cost == pytest.approx(84_000 / 3600 * 0.5)
+    assert "3, to end within 8.0 h" in plan.describe()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--records", "20M"], "Name a part of the corpus, or give --records and --tokens."),
+        (["--records", "many", "--tokens", "3"], "'many' is no number of records, such as 50000, 300k or 20M"),
+        (["--records", "1k", "--tokens", "3", "--per", "fortnight"], "'fortnight' is not a number and a unit"),
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_what_a_plan_lacks_is_said(here: Here, arguments: list[str], words: str) -> None:
+    assert words in here.embedctl("plan", *arguments, status=2).stderr
+
+
+@pytest.mark.slow
+def test_a_plan_is_near_what_a_job_took(here: Here) -> None:
+    texts = passages(3_000)
+    (here.folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    here.start_worker("cpu", model=MODEL)
+    options = ("--class", "cpu", "--model", MODEL)
+    here.embedctl("submit", "c.jsonl", *options, "--limit", "1000", "--wait", status=0)  # it measures itself
+    before = here.raw.info()
+    job_id = here.embedctl("submit", "c.jsonl", *options, "-o", "v.npy", status=0).stdout.strip()
+    after, status = here.raw.info(), Job(job_id, here.broker).status()
+
+    plan = json.loads(here.embedctl("plan", "c.jsonl", *options, "--per", "12h", "--json", status=0).stdout)
+    assert (plan["records"], plan["tokens"], plan["workers"]) == (len(texts), status.tokens, 1)
+    assert status.started_at
+    assert status.ended_at
+    took_h = (status.ended_at - status.started_at).total_seconds() / 3600
+    assert plan["hours"] == pytest.approx(took_h, rel=NEAR, abs=0.0005)
+    assert plan["redis_bytes"] == pytest.approx(after["used_memory"] - before["used_memory"], rel=NEAR)
+    moved = [after[name] - before[name] for name in ("total_net_input_bytes", "total_net_output_bytes")]
+    assert plan["network_bytes"] == pytest.approx(sum(moved), rel=NEAR)
