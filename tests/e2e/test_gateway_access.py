@@ -159,6 +159,15 @@ FORM = (
 )
 
 
+def test_a_stranger_is_not_asked_for_a_body(settings: Settings, short_folder: Path) -> None:
+    add_key(short_folder / "keys", "alice", "search")
+    head = b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n"
+    guarded = settings.replace(gateway_keys_file=str(short_folder / "keys"))
+    with running_gateway(guarded) as gateway, gateway.connect() as connection:
+        connection.sendall(head)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+
+
 def test_guesses_wait_and_holders_of_keys_do_not(
     settings: Settings, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,8 +317,9 @@ class Endpoint:
             caller.need(self._verbs)
             return await self._handler(Call(self._gateway, request, caller, held))
         except WrongKey as wrong:
-            with suppress(CallerGone):
-                await while_caller_waits(request, asyncio.sleep(wrong.pause_s))
+            if wrong.pause_s:  # otherwise nothing asks for the body
+                with suppress(CallerGone):
+                    await while_caller_waits(request, asyncio.sleep(wrong.pause_s))
             return self._style(wrong)
         except Refusal as refusal:
             return self._style(refusal)
