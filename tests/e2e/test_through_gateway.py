@@ -455,6 +455,9 @@ def test_a_chunk_that_the_library_would_not_make_is_refused(here: Here, outside:
         for number in ("9" * 5000, "-1", "x"):  # more digits than Python converts
             assert client.get(f"{path}/{number}/result").status_code == 404
             assert client.get(f"{path}/0/result?size={number}").status_code == 400
+        for after in ("%D9%A1", "x", ""):  # a digit that is none of Redis'
+            assert client.get(f"/v1/jobs/{made['id']}/events?after={after}").status_code == 400
+            assert client.get(f"/v1/jobs?after={after}").status_code == 400
         for seconds in ("1e39", "11", "-1", "nan", "x"):
             assert client.get(f"/v1/jobs/{made['id']}/events?wait_s={seconds}").status_code == 400
         assert client.post(f"/v1/jobs/{made['id']}/steps/complete", json={}).status_code == 404

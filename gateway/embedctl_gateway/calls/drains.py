@@ -15,7 +15,7 @@ from embedctl_gateway.http.refusals import refuse
 
 #: What the word of a holder is: Redis has them in a line.
 _WORD = re.compile(r"[!-~]{0,255}")
-_NAME = re.compile(r"part-(retry-)?\d{6,12}\.parquet|batch-(retry-)?\d{6,12}")
+_NAME = re.compile(r"part-(retry-)?[0-9]{6,12}\.parquet|batch-(retry-)?[0-9]{6,12}")
 _HEX = re.compile(r"([0-9a-f]{2})*")
 _DIGEST_BYTES = 16
 _LONGEST_PLACE = 2000

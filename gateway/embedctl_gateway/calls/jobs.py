@@ -59,9 +59,9 @@ _STATUSES: tuple[tuple[type[EmbedctlError], int], ...] = (
 )
 #: A wait for events lasts at most so long (seconds).
 _WAIT_S = 10.0
-_EVENT_ID = re.compile(r"\d{1,15}(-\d{1,19})?")
+_EVENT_ID = re.compile(r"[0-9]{1,15}(-[0-9]{1,19})?")
 _TOKEN = re.compile(r"[0-9a-f]{1,64}")
-_PLACE = re.compile(r"\d{1,15}\.[!-~]{1,255}")
+_PLACE = re.compile(r"[0-9]{1,15}\.[!-~]{1,255}")
 #: Most chunks in one question.
 _MOST_CHUNKS = 1000
 _MOST_CHUNK = 10**9
@@ -129,10 +129,10 @@ def _spec(broker: Broker, tenant: str, fields: dict[str, Any]) -> JobSpec:
 async def listed(call: Call) -> Response:
     """Those of the tenant that are among a slice of all jobs, and where the next slice begins."""
     asked, broker = call.request.query_params, call.gateway.broker
-    after = asked.get("after", "")
-    if after and not _PLACE.fullmatch(after):
+    after = asked.get("after")
+    if after is not None and not _PLACE.fullmatch(after):
         refuse("after is the end of no part of the list", "invalid_value", "after")
-    made_ms, _, last = after.partition(".")
+    made_ms, _, last = (after or "").partition(".")
 
     def read() -> dict[str, Any]:
         jobs, place = broker.jobs.page(call.tenant, asked.get("fits", ""), (int(made_ms), last) if after else None)
