@@ -8,7 +8,7 @@ import random
 import signal
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +22,6 @@ from tests.support.store import MINE, QUEUE, encoded, row, take
 from embedctl import Job, enqueue_embeddings
 from embedctl.operating.local import private_redis
 from embedctl.queueing.broker import Broker
-from embedctl.store import Claim
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 
@@ -58,6 +57,8 @@ redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], ARGV[3], 'normal:' .. ARGV[3]
 """
 #: So many at a time.
 _LOADED = 5000
+#: Commands that Redis keeps the durations of.
+_LISTED = 100_000
 
 
 def shares(*, seconds: float = 60.0, workers: int = 4, only: str = "") -> Figures:
@@ -95,20 +96,24 @@ def shares_under_kills(*, seconds: float = 60.0, workers: int = 4, only: str = "
     return _measured(measures, seconds, workers, only)
 
 
-def cost_of_turns(*, tenants: int = 1000, jobs: int = 100_000, turns: int = 2000) -> Figures:
-    """What a chunk costs Redis (µs a call) while many jobs of many tenants wait.
+def cost_of_turns(*, tenants: int = 1000, jobs: int = 100_000, turns: int = 4000, fifo: bool = False) -> Figures:
+    """What a chunk costs Redis (median of µs, by its slow log) while many jobs of many tenants wait.
 
-    `next` finds whose turn it is, and `complete` ends the chunk: once for full chunks (10 kB) of jobs that go on, and
-    once for jobs of one chunk of 1 kB, which end. The time of scripts is by Redis' own clock. Its CPU time is in user
-    mode, and that of everything that it does for the calls.
+    `next` finds whose turn it is, and `complete` ends the chunk: once for full chunks (10 kB) of jobs that go on, with
+    the first ones of these jobs apart, and once for jobs of one chunk of 1 kB, which end. In each round, every tenant
+    has a turn. With `fifo`, which root may use, other work on the machine does not interrupt Redis.
     """
-    each = turns // tenants + 2  # at most so many turns has a tenant
+    rounds = max(2, turns // tenants)
     found: Figures = {}
-    for kind, chunks, size, having in (("full chunks", each + 100, LARGE, 1), ("jobs of one chunk", 1, 1000, each)):
+    for kind, chunks, size, having in (("full chunks", rounds + 100, LARGE, 1), ("jobs of one chunk", 1, 1000, rounds)):
         with service() as of:
             broker = Broker.connect(of.settings)
-            load_jobs(broker, tenants, jobs, chunks, size, with_text=having * tenants, texts=min(each, chunks))
-            found |= {f"{kind}: {what}": value for what, value in cost(broker, turns).items()}
+            if fifo:
+                with broker.connection.client() as client:
+                    os.sched_setscheduler(client.info("server")["process_id"], os.SCHED_FIFO, os.sched_param(1))
+            texts = min(rounds + 2, chunks)
+            load_jobs(broker, tenants, jobs, chunks, size, with_text=(having + 2) * tenants, texts=texts)
+            found |= {f"{kind}: {what}": value for what, value in cost(broker, tenants, rounds).items()}
     return found
 
 
@@ -125,29 +130,35 @@ def load_jobs(broker: Broker, tenants: int, jobs: int, chunks: int, size: int, *
     broker.jobs.cancel(like)
 
 
-def cost(broker: Broker, turns: int) -> Figures:
-    """Take so many turns, and complete the chunks: what that costs."""
-    broker.workers.beat(row())
-    tokens, claims, found = [f"token-{number}" for number in range(turns)], list[Claim](), Figures()
-
-    def claim_all() -> None:
-        claims.extend(each for token in tokens if (each := take(broker, token)) is not None)
-
-    def complete_all() -> None:
-        for each in claims:
-            value, report = encoded(each.input)
-            answer = broker.jobs.complete(each.job_id, each.chunk, each.token, value, report, fingerprint=MINE)
-            assert answer == "ok", answer
-
-    with broker.connection.client() as client:
-        for name, calls in (("next", claim_all), ("complete", complete_all)):
-            client.config_resetstat()
-            before = client.info("cpu")["used_cpu_user"]
-            calls()
-            found[name] = client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]
-            found[f"{name}, CPU"] = 1e6 * (client.info("cpu")["used_cpu_user"] - before) / turns
-    assert len(claims) == turns
+def cost(broker: Broker, tenants: int, rounds: int) -> Figures:
+    """Take a chunk of each tenant and complete these, so often: what that costs, and in the first round."""
+    took: dict[str, list[int]] = defaultdict(list)
+    for number in range(rounds):
+        broker.workers.beat(row())
+        first = "" if number else ", first chunks"
+        with _told(broker, took[f"next{first}"]):
+            claims = [take(broker, f"token-{number}-{each}") for each in range(tenants)]
+        with _told(broker, took[f"complete{first}"]):
+            for claim in claims:
+                assert claim is not None
+                value, report = encoded(claim.input)
+                answer = broker.jobs.complete(claim.job_id, claim.chunk, claim.token, value, report, fingerprint=MINE)
+                assert answer == "ok", answer
+    found = {name: statistics.median(each) for name, each in took.items()}
     return found | {"both": found["next"] + found["complete"]}
+
+
+@contextmanager
+def _told(broker: Broker, durations: list[int]) -> Iterator[None]:
+    """Add how long each script took (µs) that is run in the block."""
+    with broker.connection.client() as client:
+        client.config_set("slowlog-max-len", _LISTED)
+        client.config_set("slowlog-log-slower-than", 0)
+        client.slowlog_reset()
+        yield
+        durations += [
+            each["duration"] for each in client.slowlog_get(_LISTED) if each["command"].startswith(b"EVALSHA")
+        ]
 
 
 def _measured(

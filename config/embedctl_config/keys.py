@@ -120,8 +120,8 @@ CHUNK_TTL_FACTOR = 1.25
 #: The event stream of an ended job lives this long; every process that waits sees the end within a second (seconds).
 ENDED_EVENTS_S = 60
 
-#: The reaper looks at a job at most this long after its last progress (seconds): Redis may have lost its place
-#: in the lists of turns.
+#: The reaper looks at a job at most this long after a chunk of it was added or taken (seconds): Redis may have lost its
+#: place in the lists of turns.
 LOOK_AFTER_S = 5
 
 #: How many events a job's stream keeps.
@@ -144,7 +144,7 @@ _LANES = "embed:turns:lanes:"
 _KINDS = "embed:turns:kinds:"
 #: Sorted set: tenants that have jobs with ready chunks, by the work that they had, divided by their weights.
 _FLOWS = "embed:turns:flows:"
-#: Sorted set: the same for all tenants that had more than the one whose turn it was last.
+#: Sorted set: the same for tenants that have none, if they had more than the one whose turn it was last.
 _SERVED = "embed:turns:served:"
 #: Hash: lane → the work that the tenant whose turn it was last had had.
 _LEVELS = "embed:turns:levels:"

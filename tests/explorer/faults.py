@@ -11,13 +11,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 from unittest.mock import patch
 
 from embedctl.queueing.reaper import Reaper
 from embedctl.store.agenda import Agenda
-from embedctl.store.scripts import _DISTRUST_S, _SUSPECT_S, _WATCH_S, _WATCHED_S, script_source
+from embedctl.store.scripts import CONSTANTS, file_text, script_text, with_constants
 from embedctl.waiting.waiter import Waiter
 from tests.explorer.snapshots import LONG_S
 
@@ -29,11 +28,6 @@ class InScript:
     file: str
     before: str
     after: str
-
-    def applied(self, source: str) -> str:
-        """The text of a script with this fault."""
-        _replaced(files("embedctl.store").joinpath(f"{self.file}.lua").read_text(encoding="utf-8"), self.before, "")
-        return source.replace(self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -80,24 +74,21 @@ class Fault:
 
 #: How long suspects rest after a death, jobs are distrusted and watched, and a watched one may have a worker: in the
 #: explored world, until a step ends that.
-_LONG_MS = f"{LONG_S * 1000:.0f}"
-_PAUSES = {
-    f"{_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n": f"{_LONG_MS}, {_LONG_MS}\n",
-    f" = {_WATCH_S * 1000}, {_WATCHED_S * 1000}, ": f" = {_LONG_MS}, {_LONG_MS}, ",
-}
+_PAUSES = dict.fromkeys(("SUSPECT_MS", "DISTRUST_MS", "WATCH_MS", "WATCHED_MS"), int(LONG_S * 1000))
 
 
 def scripts_with(fault: Fault | None) -> Callable[[str], str]:
     """The text of each script by its name."""
 
-    def source(name: str) -> str:
-        text = script_source(name)
-        for usual, long in _PAUSES.items():
-            text = text.replace(usual, long)
+    def text_of(file: str) -> str:
+        text = file_text(file)
         for part in fault.parts if fault else ():
-            if isinstance(part, InScript):
-                text = part.applied(text)
+            if isinstance(part, InScript) and part.file == file:
+                text = _replaced(text, part.before, part.after)
         return text
+
+    def source(name: str) -> str:
+        return with_constants(script_text(name, text_of), {**CONSTANTS, **_PAUSES})
 
     return source
 
@@ -113,7 +104,7 @@ def in_client_code(fault: Fault | None) -> Iterator[None]:
 
 
 _SCRIPTS_SCHEDULE_NOTHING = InScript(
-    "prelude", "if redis.call('ZADD', UPKEEP, 'LT', at", "if false and redis.call('ZADD', UPKEEP, 'LT', at"
+    "prelude", "if redis.call('ZADD', UPKEEP, 'LT', string", "if false and redis.call('ZADD', UPKEEP, 'LT', string"
 )
 _IN_VAIN = "nobody waits for what cannot come"
 
@@ -180,7 +171,7 @@ FAULTS: dict[str, Fault] = {
     "what killed a worker is given to nobody": Fault(
         "quarantine",
         "a job that has all its records ends",
-        (InScript("prelude", "if place.has_suspects or (place.is_ready and", "if (place.is_ready and"),),
+        (InScript("prelude", "if has_suspects or (place.is_ready and", "if (place.is_ready and"),),
         left={"death": 1, "lapse": 1},
     ),
     "nobody rings for what waits": Fault(
@@ -191,13 +182,13 @@ FAULTS: dict[str, Fault] = {
     "vectors of another model are taken": Fault(
         "other models and rollback",
         "the vectors of a job are those of one model",
-        (InScript("complete", "useless or (pinned and pinned ~= ARGV[3])", "useless"),),
+        (InScript("complete", "pinned and pinned ~= ARGV[3]", "false"),),
         left={"rollback": 1},
     ),
     "a tenant gets back the work that it had": Fault(
         "turns",
         "a tenant's virtual time never goes back",
-        (InScript("complete", "ARGV[8] - estimated", "0 - ARGV[8] - estimated"),),
+        (InScript("complete", "ARGV[8] - (estimated or 0)", "0 - ARGV[8] - (estimated or 0)"),),
     ),
     # If no script schedules a look, that alone does no harm: the sweep mends it.
     "nobody looks after a job": Fault(

@@ -67,7 +67,7 @@ def _turns(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violatio
         for was, now in zip(world.views(before), world.views(after), strict=True)
         for chunk, owner in was.fields(keys.owners(was.job_id)).items()
         if chunk not in now.fields(keys.owners(now.job_id))
-    )
+    ) + sum(max(0, -was.number("owed")) for was in world.views(before))
     had, has = _had(before), _had(after)
     levels = fields(after.get(TURNS + b"levels:" + QUEUE.encode()))
     for (lane, tenant), work in had.items():

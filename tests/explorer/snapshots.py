@@ -221,7 +221,7 @@ def fields(packed: bytes | None) -> dict[bytes, bytes]:
 #: Informative fields of a job's hash. Comparing them would make every state a different one.
 _TELLING = {
     b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"work", b"created_ms", b"trouble", b"pinned_by",
-    b"options", b"truncated",
+    b"options", b"truncated", b"owed",
 }  # fmt: skip
 _TIMES = {b"progressed_ms", b"started_ms", b"ended_ms", b"distrusted_ms", b"watched_ms", b"killed_ms", b"mixed_ms"}
 

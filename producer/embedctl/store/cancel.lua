@@ -7,5 +7,6 @@ enter('cancelled')
 look_by(now)
 progress()
 account()
+local idempotency = redis.call('HGET', job, 'idempotency_key')
 if idempotency then redis.call('UNLINK', idempotency) end
 return {'ok'}

@@ -2,15 +2,16 @@
 -- has decided, it writes nothing but what it learned of the chunks. An error says that the job is damaged.
 -- ARGV: job, token, instance, fingerprint, lease, [what decides the vectors, most bytes]: with these, only a chunk that
 -- nobody had yet, of a job that may be in one batch with others.
--- → ok <claim> <kind of its place now> <chunks left, if some are ready there> <work> <weight> <whether the job is small>
+-- → ok <claim> <kind of its place now> <chunks left, if some are ready there> <work to charge> <weight> <whether the job is small>
 --   | over (nothing is ready) | elsewhere <place> <how to list it there> | later (what is ready is left to other workers for
 --   now) | more (call again)
 if ended then return {'over'} end
 if state ~= 'submitting' and state ~= 'queued' and state ~= 'running' then error('has a state that there is not', 0) end
 local is_small = (tonumber(facts.added) or 0) <= SMALL_JOB
 
--- Check what this script does not need, but others do.
-local function check()
+-- What this script does not need, but others do: the facts of a small job go to the worker. A large one is checked now and
+-- then.
+if is_small or facts.claims % CHECKED == 0 then
   local more = redis.call('HMGET', job, 'options', unpack(NUMBERS))
   for at, name in ipairs(NUMBERS) do
     local value = more[at + 1]
@@ -20,11 +21,9 @@ local function check()
   end
   if not pcall(cjson.decode, more[1] or '') then error('has options that are no JSON', 0) end
   redis.call('XLEN', events)
+  redis.call('ZCARD', suspects)
   redis.call('GETBIT', drained, 0)
 end
-
--- The facts of a small job go to the worker. A large one is checked now and then.
-if is_small or facts.claims % CHECKED == 0 then check() end
 if facts.weight and not ((tonumber(facts.weight) or 0) > 0) then error('has a weight that is no number', 0) end
 local token, instance, fingerprint, alike, room = ARGV[2], ARGV[3], ARGV[4], ARGV[6], tonumber(ARGV[7])
 local place = place_of(facts)
@@ -39,11 +38,11 @@ end
 local function is_ready_here()
   local usual = place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0
   if not is_apart then return usual end
-  return (place.is_apart and usual) or redis.call('ZCOUNT', suspects, '-inf', now + SUSPECT_MS) > 0
+  return (place.is_apart and usual) or has_suspects()
 end
 -- If it was listed apart for what is left of it, and is trusted again, nobody else has listed it as usual.
 if not is_ready_here() then return is_apart and place.is_ready and {'elsewhere', place, list_all} or {'over'} end
-if alike and (facts.alike ~= alike or place.first >= place.below) then return {'other'} end
+if alike and (redis.call('HGET', job, 'alike') ~= alike or place.first >= place.below) then return {'other'} end
 
 -- Whether an instance has chunks of a job; without one, whether any worker has that is not in quarantine.
 local function has(id, wanted)
@@ -138,7 +137,7 @@ else
   if not chunk and is_apart == place.is_apart then chunk, input, known = given_back(ready) end
 end
 if not chunk then
-  local later = left_alone or (is_apart and place.has_suspects)
+  local later = left_alone or (is_apart and has_suspects())
   if is_apart ~= place.is_apart then return later and {'later'} or {'elsewhere', place_of(read()), list_all} end
   chunk, input, known = fresh()
   if not chunk then
@@ -155,11 +154,17 @@ local work = size_in(input) / 4
 if records > 0 and facts.work then work = struct.unpack('<I4', input, ROWS_AT + 1) * facts.work / records end
 work = math.max(1, math.floor(work))
 redis.call('HSET', owners, chunk, token .. ' ' .. instance .. ' ' .. work)
-if not facts.model_fingerprint then redis.call('HSET', job, 'model_fingerprint', fingerprint) end
-if not facts.pinned_by then redis.call('HSET', job, 'pinned_by', instance) end
-if not facts.started_ms then redis.call('HSET', job, 'started_ms', now) end
 if found.is_watched then redis.call('SET', WATCHED .. instance, ARGV[1] .. ' ' .. now_text, 'PX', WATCH_MS) end
-progress('claims', facts.claims + 1, 'next', place.first, 'turned_ms', now_text)
+-- What was charged for chunks that have ended since the last claim was an estimate too.
+local owed = work + (facts.owed or 0)
+local written = {'claims', facts.claims + 1, 'next', place.first, 'turned_ms', now_text}
+if facts.owed then written[7], written[8] = 'owed', string.format('%d', math.min(0, owed)) end
+if not facts.model_fingerprint then
+  local at = #written
+  written[at + 1], written[at + 2], written[at + 3], written[at + 4] = 'model_fingerprint', fingerprint, 'pinned_by', instance
+end
+if facts.claims == '0' then written[#written + 1], written[#written + 2] = 'started_ms', now_text end
+progress(unpack(written))
 lease(chunk, ARGV[5])
 if state == 'queued' then enter('running') end
 local waited = now - math.max(found.since or now, tonumber(facts.turned_ms) or 0)
@@ -168,4 +173,4 @@ if is_apart and not place.is_apart and place.is_ready then
   list({lane = place.lane, tenant = place.tenant, queue = place.queue, kind = kind}, ARGV[1], place.left, now)
 end
 return {'ok', {ARGV[1], chunk, attempt, input, rows, known[3], waited}, is_apart and APART .. kind or kind,
-  is_ready_here() and place.left - 1, work, weight, is_small}
+  is_ready_here() and place.left - 1, math.max(0, owed), weight, is_small}

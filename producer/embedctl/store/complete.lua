@@ -11,7 +11,6 @@ local function trust(queue, instance, deaths)
   if deaths and cjson.decode(deaths).rows ~= '' then return end
   if redis.call('HINCRBY', job, 'trials_left', -1) > 0 then return end
   redis.call('HSET', job, 'distrusted_ms', 0, 'watched_ms', now + WATCH_MS)
-  facts.distrusted_ms = nil
   list_all(place_of(facts))
 end
 
@@ -19,50 +18,67 @@ end
 local text = redis.call('GETRANGE', KEYS[9], DIGEST_FROM, DIGEST_TO)
 local made_of = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
 -- If Redis lost only the result, the chunk stays counted until the corpus repairs it.
-local useless = ended or tonumber(chunk) >= tonumber(facts.added) or redis.call('EXISTS', KEYS[10]) == 1
-  or redis.call('GETBIT', counted, chunk) == 1 or (text ~= made_of and text ~= '' and made_of ~= '')
-if useless or (pinned and pinned ~= ARGV[3]) then
+local useless = ended or tonumber(chunk) >= tonumber(facts.added) or (text ~= made_of and text ~= '' and made_of ~= '')
+  or redis.call('GETBIT', counted, chunk) == 1
+local queue = QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model
+local has_more = tonumber(facts.next) < tonumber(facts.added)
+-- Its tenant and its lane were charged for an estimate. The job's next claim sets that right if it is little, and if there
+-- is one: who was charged too much would wait for it.
+local instance, estimated = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) (%S+)')
+local owed = (facts.owed or 0) + ARGV[8] - (estimated or 0)
+local is_owed_now = owed ~= 0 and (not has_more or math.abs(owed) > ARGV[8] / OWED)
+local is_other = pinned and pinned ~= ARGV[3]
+if not useless and not is_other then
+  if made_of == '' or (ARGV[12] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV[12])) then return {'missing'} end
+  useless = redis.call('RENAMENX', KEYS[11], KEYS[10]) == 0
+end
+if useless or is_other then
   redis.call('UNLINK', KEYS[11])
   redis.call('HINCRBY', job, 'refused', 1)
   if not useless then return {'mismatch', pinned} end
   return {'refused'}
 end
-if made_of == '' or (ARGV[12] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV[12])) then return {'missing'} end
-redis.call('RENAMENX', KEYS[11], KEYS[10])
 redis.call('PEXPIRE', KEYS[10], keep_ms)
 -- One write of all counts, because each is told to the append-only file.
-local to, below = tonumber(facts.resumed_to), tonumber(facts.resumed_below)
-local waited = not to or tonumber(chunk) < to or tonumber(chunk) >= below
+local to = tonumber(facts.resumed_to)
+local waited = not to or tonumber(chunk) < to or tonumber(chunk) >= tonumber(redis.call('HGET', job, 'resumed_below'))
 local written = {}
-for field, more in pairs({chunks_done = 1, done = ARGV[4], failed = ARGV[5], truncated = ARGV[6], tokens = ARGV[7],
-  work = ARGV[8], result_bytes = size_of(KEYS[10]), waiting_bytes = waited and 0 - size_of(KEYS[9]) or 0}) do
-  if more ~= '0' then
-    facts[field] = (facts[field] or 0) + more
-    written[#written + 1], written[#written + 2] = field, string.format('%d', facts[field])
-  end
+local function add(field, had, more)
+  local sum = (had or 0) + more
+  if more ~= '0' then written[#written + 1], written[#written + 2] = field, string.format('%d', sum) end
+  return sum
 end
-redis.call('HSET', job, 'dim', ARGV[9], 'model_fingerprint', ARGV[3], 'progressed_ms', now_text, unpack(written))
+facts.chunks_done, facts.done = add('chunks_done', facts.chunks_done, 1), add('done', facts.done, ARGV[4])
+facts.failed, facts.result_bytes = add('failed', facts.failed, ARGV[5]), add('result_bytes', facts.result_bytes, size_of(KEYS[10]))
+add('truncated', facts.truncated, ARGV[6])
+add('tokens', facts.tokens, ARGV[7])
+add('work', facts.work, ARGV[8])
+if waited then add('waiting_bytes', facts.waiting_bytes, 0 - size_of(KEYS[9])) end
+if owed ~= 0 or facts.owed then
+  written[#written + 1], written[#written + 2] = 'owed', string.format('%d', is_owed_now and 0 or owed)
+end
+if not pinned or facts.chunks_done == 1 then
+  redis.call('HSET', job, 'dim', ARGV[9], 'model_fingerprint', ARGV[3])
+end
+redis.call('HSET', job, 'progressed_ms', now_text, unpack(written))
 facts.model_fingerprint = ARGV[3]
 if ARGV[10] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[10], 'PX', keep_ms) end
-local instance, estimated = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) (%S+)')
 local deaths = facts.distrusted_ms and redis.call('HGET', attempts, chunk .. ':deaths')
 forget(chunk)
 if outside then redis.call('HDEL', attempts, chunk .. ':gone') end  -- this worker still had the text
 redis.call('SETBIT', counted, chunk, 1)
-if facts.chunks_done == 1 then live(counted) end
+if facts.chunks_done == 1 then redis.call('PEXPIRE', counted, keep_ms) end
 event('chunk', chunk)
--- Its tenant and its lane were charged for an estimate.
-local place, more = place_of(facts), ARGV[8] - (estimated or 0)
-local kinds = {[place.kind] = true, [kind_of(facts.precision, '*')] = true}
-charge(place, kinds, more / weight_of(place.tenant, facts.weight))
-charge_lane(place, more, ARGV[11])
-end_if_hopeless()
-end_if_done()
-if place.is_apart and not ended then
-  trust(place.queue, instance, deaths)
-  place = place_of(facts)
+local function charge_now()
+  local place = place_of(facts)
+  local kinds = {[place.kind] = true, [kind_of(facts.precision, '*')] = true}
+  charge(place, kinds, owed / weight_of(place.tenant, facts.weight))
+  charge_lane(place, owed, ARGV[11])
 end
+if is_owed_now then charge_now() end
+end_if_due()
+if facts.distrusted_ms and not ended and place_of(facts).is_apart then trust(queue, instance, deaths) end
 renew()
 account()
-if place.is_ready and not place.is_apart then ring(place.queue, 1) end
+if has_more and not ended and redis.pcall('LLEN', queue) == 0 then ring(queue, 1) end
 return {'ok'}

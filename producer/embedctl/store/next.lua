@@ -11,11 +11,7 @@ local in_quarantine, alike, room = ARGV[9] == '1', ARGV[10], tonumber(ARGV[11])
 local kinds = {[kind_of(ARGV[7], fingerprint)] = true, [kind_of(ARGV[7], '*')] = ARGV[8] == '1'}
 local which = in_quarantine and 'apart' or (alike or has_quarantine(queue)) and 'usual' or 'both'
 local pause = PAUSE .. queue
-local steps, met, claims, goes_on, skipped = STEPS, {}, {}, false, {}
-
-local function facts_of(job)
-  return {redis.call('HGETALL', job), redis.call('PTTL', job), redis.call('EXISTS', job .. ':producer')}
-end
+local steps, met, claims, goes_on, skipped, are_lanes = STEPS, {}, {}, false, {}, true
 
 -- The key of a job that is of another type than it should be, and that type.
 local function of_wrong_type(job, input)
@@ -69,8 +65,8 @@ local function try(id, place, since)
     return what
   end
   local given, kind, left, work, weight, is_small = unpack(answer, 2, 7)
-  charge(place, kinds, work / weight)
-  charge_lane(place, work, ARGV[6])
+  charge(place, kinds, work / weight, place.known)
+  if are_lanes then charge_lane(place, work, ARGV[6]) end
   if left and kind == place.kind then
     redis.call('ZADD', left_of(place), left, id)
   else
@@ -78,7 +74,9 @@ local function try(id, place, since)
     if left then list({lane = place.lane, tenant = place.tenant, queue = queue, kind = kind}, id, left, place.since) end
   end
   if place.lane == 'background' then redis.call('SET', pause, 1, 'PX', BACKGROUND_MS) end
-  for at, fact in ipairs(is_small and facts_of(job) or {}) do given[7 + at] = fact end
+  if is_small then
+    given[8], given[9], given[10] = redis.call('HGETALL', job), redis.call('PTTL', job), redis.call('EXISTS', job .. ':producer')
+  end
   claims[#claims + 1], goes_on = given, goes_on or left
   return what
 end
@@ -87,27 +85,13 @@ end
 local function first_of(key)
   local found = redis.call('ZRANGE', key, '0', skipped[0] or '0', 'WITHSCORES')
   for at = 1, #found, 2 do
-    if not skipped[key .. found[at]] then return found[at], tonumber(found[at + 1]) end
+    if not skipped[0] or not skipped[key .. found[at]] then return found[at], tonumber(found[at + 1]) end
   end
 end
 
 local function skip(key, member)
   skipped[key .. member] = true
   skipped[0] = (skipped[0] or 0) + 1
-end
-
--- The lowest of the first ones at several places: the place, its member and its score.
-local function lowest(places, key_of)
-  local best, least, score
-  for _, place in ipairs(places) do
-    local member, at = first_of(key_of(place))
-    if member and (not best or at < score) then best, least, score = place, member, at end
-  end
-  return best, least, score
-end
-
-local function flows_of(list)
-  return list.flows
 end
 
 -- Claim the next chunk of a lane. Of each two turns of a tenant, about one is the job's with the fewest chunks left, and
@@ -117,18 +101,33 @@ local function next_of(lane)
   while steps > 0 do
     steps = steps - 1
     local lists = lists_in(queue, which, kinds, lane)  -- anew: a job may have been listed elsewhere
-    local _, tenant, had = lowest(lists, flows_of)
+    local tenant, had
+    local heads, scores = {}, {}
+    for at, each in ipairs(lists) do
+      local head, score = first_of(each.flows)
+      heads[at], scores[at] = head or false, score or false
+      if head and (not had or score < had) then tenant, had = head, score end
+    end
     if not tenant then return false end
-    local places = {}
-    for at, each in ipairs(lists) do places[at] = {lane = lane, tenant = tenant, queue = queue, kind = each.kind} end
+    -- A tenant has had the same in all of its lists, so it is in none whose first one had more.
+    local known, places = {}, {}
+    for at, each in ipairs(lists) do
+      if heads[at] == tenant then known[each.flows] = scores[at]
+      elseif scores[at] ~= had then known[each.flows] = false end
+      if known[each.flows] ~= false then
+        places[#places + 1] = {lane = lane, tenant = tenant, queue = queue, kind = each.kind, known = known}
+      end
+    end
     local is_by_wait = micros % 2 == 1
-    local place, id, score = lowest(places, is_by_wait and wait_of or left_of)
+    local place, id, least
+    for _, each in ipairs(places) do
+      local first, score = first_of(is_by_wait and wait_of(each) or left_of(each))
+      if first and (not id or score < least) then place, id, least = each, first, score end
+    end
     if id then
-      local what = try(id, place, is_by_wait and score)
+      local what = try(id, place, is_by_wait and least)
       if what == 'ok' then
-        local level = string.format('%.17g', had)
-        if redis.call('HSET', LEVELS .. queue, lane, level) == 1 then keep(LEVELS .. queue) end
-        redis.call('ZREMRANGEBYSCORE', SERVED .. lane .. ':' .. queue, '-inf', '(' .. level)
+        if redis.call('HSET', LEVELS .. queue, lane, string.format('%d', had)) == 1 then keep(LEVELS .. queue) end
         return true
       end
       if what == 'later' then
@@ -136,9 +135,8 @@ local function next_of(lane)
         skip(wait_of(place), id)
       end
     else
-      for at, each in ipairs(places) do
-        if redis.call('EXISTS', left_of(each)) == 0 then redis.call('ZREM', lists[at].flows, tenant)
-        else skip(lists[at].flows, tenant) end
+      for _, each in ipairs(places) do
+        if redis.call('EXISTS', left_of(each)) == 0 then go(each) else skip(flows_of(each), tenant) end
       end
     end
   end
@@ -146,12 +144,18 @@ local function next_of(lane)
 end
 
 -- Claim the chunk whose turn it is. The background lane has its turn if nothing else is ready, and once in a pause. A lane
--- that has nothing saves nothing up: when it comes back, it is next.
+-- that has nothing saves nothing up: when it comes back, it is next. While there is one lane, nobody has to know what it had.
 local function next_chunk()
-  local has_background = #lists_in(queue, which, kinds, 'background') > 0
+  local sole, has_background
+  are_lanes = false
+  for _, each in ipairs(lists_in(queue, 'both')) do
+    if each.lane == 'background' then has_background = true
+    elseif sole and each.lane ~= sole then are_lanes = true
+    else sole = each.lane end
+  end
   if has_background and redis.call('EXISTS', pause) == 0 and next_of('background') then return end
   local lanes, empty = LANES .. queue, {}
-  local listed = redis.call('ZRANGE', lanes, '0', '-1', 'WITHSCORES')
+  local listed = are_lanes and redis.call('ZRANGE', lanes, '0', '-1', 'WITHSCORES') or sole and {sole, 0} or {}
   for at = 1, #listed, 2 do
     if next_of(listed[at]) then
       for _, lane in ipairs(empty) do redis.call('ZADD', lanes, 'XX', listed[at + 1] - 1, lane) end
@@ -162,47 +166,38 @@ local function next_chunk()
   next_of('background')
 end
 
--- Claim small chunks that nobody had, in the order of lanes and tenants: they are charged like any other.
-local function gather()
-  for _, lane in ipairs({'interactive', 'normal', 'background'}) do
-    for _, each in ipairs(lists_in(queue, which, kinds, lane)) do
-      for _, tenant in ipairs(redis.call('ZRANGE', each.flows, '0', GATHERED - 1)) do
-        local place = {lane = lane, tenant = tenant, queue = queue, kind = each.kind}
-        for _, id in ipairs(redis.call('ZRANGE', left_of(place), '0', GATHERED - 1)) do
-          if steps == 0 or #claims == GATHERED then return end
-          steps = steps - 1
-          if try(id, place) == 'ok' then room = room - #claims[#claims][4] end
+local given = redis.call('GET', KEYS[1])
+if given then
+  for id, chunk in given:gmatch('(%S+) (%d+)') do
+    local job = JOB .. id
+    local owner = redis.call('HGET', job .. ':owners', chunk)
+    if owner and owner:match('^%S+') == token then
+      local known = redis.call('HMGET', job .. ':attempts', chunk, chunk .. ':deaths', chunk .. ':doubts')
+      local rows = known[2] and cjson.decode(known[2]).rows or (in_quarantine and '')
+      claims[#claims + 1] = {id, chunk, known[1], redis.call('GET', job .. ':in:' .. chunk), rows, known[3], 0}
+    end
+  end
+else
+  if alike then
+    -- Claim small chunks that nobody had, in the order of lanes and tenants: they are charged like any other.
+    local function gather()
+      for _, lane in ipairs({'interactive', 'normal', 'background'}) do
+        for _, each in ipairs(lists_in(queue, which, kinds, lane)) do
+          for _, tenant in ipairs(redis.call('ZRANGE', each.flows, '0', GATHERED - 1)) do
+            local place = {lane = lane, tenant = tenant, queue = queue, kind = each.kind}
+            for _, id in ipairs(redis.call('ZRANGE', left_of(place), '0', GATHERED - 1)) do
+              if steps == 0 or #claims == GATHERED then return end
+              steps = steps - 1
+              if try(id, place) == 'ok' then room = room - #claims[#claims][4] end
+            end
+          end
         end
       end
     end
+    gather()
+  else
+    next_chunk()
   end
-end
-
--- What a lost answer had of a chunk.
-local function again(id, chunk)
-  local job = JOB .. id
-  local owner = redis.call('HGET', job .. ':owners', chunk)
-  if not owner or owner:match('^%S+') ~= token then return end
-  local known = redis.call('HMGET', job .. ':attempts', chunk, chunk .. ':deaths', chunk .. ':doubts')
-  local rows = known[2] and cjson.decode(known[2]).rows or (in_quarantine and '')
-  claims[#claims + 1] = {id, chunk, known[1], redis.call('GET', job .. ':in:' .. chunk), rows, known[3], 0}
-end
-
--- Whether there are jobs that only other workers can encode: one of those must hear the next bell.
-local function for_others()
-  for _, each in ipairs(lists_in(queue, 'both')) do
-    local is_there = is_listed({each})
-    if is_there and not each.is_apart then return true end
-    if not is_there then redis.call('SREM', KINDS .. queue, each.name) end
-  end
-  return false
-end
-
-local given = redis.call('GET', KEYS[1])
-if given then
-  for id, chunk in given:gmatch('(%S+) (%d+)') do again(id, chunk) end
-else
-  if alike then gather() else next_chunk() end
   local words = {}
   for at, each in ipairs(claims) do words[at] = each[1] .. ' ' .. each[2] end
   if #words > 0 then redis.call('SET', KEYS[1], table.concat(words, ' '), 'PX', GIVEN_MS) end
@@ -211,6 +206,13 @@ if #claims > 0 then
   if goes_on or is_listed(lists_in(queue, which, kinds)) then ring(queue, 1) end
   return {'ok', met, unpack(claims)}
 end
-local later = for_others()
-if later then ring(queue, 1) end
-return {later and steps > 0 and 'later' or 'none', met}
+-- There may be jobs that only other workers can encode: one of those must hear the next bell.
+for _, each in ipairs(lists_in(queue, 'both')) do
+  local is_there = is_listed({each})
+  if is_there and not each.is_apart then
+    ring(queue, 1)
+    return {steps > 0 and 'later' or 'none', met}
+  end
+  if not is_there then redis.call('SREM', KINDS .. queue, each.name) end
+end
+return {'none', met}

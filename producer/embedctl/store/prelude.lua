@@ -1,37 +1,25 @@
 -- Shared by every script about a job but `create`.
 local job, active, leases, owners, attempts, ready, events, counted = unpack(KEYS, 1, 8)
 
--- What the job's hash says, by the names of its fields; false for one that it lacks.
+-- What the job's hash says of the fields that this script uses, by their names; false for one that it lacks.
 local function read()
-  local found = redis.call('HMGET', job,
-    'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key', 'results_high_water', 'data',
-    'tenant', 'limited', 'hardware', 'model', 'precision', 'model_fingerprint', 'lane', 'weight', 'next', 'added',
-    'chunks_done', 'resumed_to', 'resumed_by', 'resumed_below', 'result_bytes', 'drained_next', 'distrusted_ms',
-    'records', 'done', 'failed', 'truncated', 'tokens', 'work', 'waiting_bytes', 'max_errors', 'max_errors_share',
-    'alike', 'claims', 'pinned_by', 'started_ms', 'turned_ms', 'stopped_by')
-  return {  -- in one step: a table that grows is costly
-    state = found[1], version = found[2], ttl_ms = found[3], sealed = found[4], original_chunks = found[5],
-    idempotency_key = found[6], results_high_water = found[7], data = found[8], tenant = found[9],
-    limited = found[10], hardware = found[11], model = found[12], precision = found[13],
-    model_fingerprint = found[14], lane = found[15], weight = found[16], next = found[17], added = found[18],
-    chunks_done = found[19], resumed_to = found[20], resumed_by = found[21], resumed_below = found[22],
-    result_bytes = found[23], drained_next = found[24], distrusted_ms = found[25], records = found[26],
-    done = found[27], failed = found[28], truncated = found[29], tokens = found[30], work = found[31],
-    waiting_bytes = found[32], max_errors = found[33], max_errors_share = found[34], alike = found[35],
-    claims = found[36], pinned_by = found[37], started_ms = found[38], turned_ms = found[39], stopped_by = found[40],
-  }
+  local found = redis.call('HMGET', job, $asked)
+  return {$known}  -- in one step: a table that grows is costly
 end
 
 local facts = read()  -- as they were when the script began
-local state, ttl_ms, sealed = facts.state, tonumber(facts.ttl_ms), facts.sealed == '1'
-local original, idempotency = tonumber(facts.original_chunks), facts.idempotency_key
+local state, ttl_ms = facts.state, tonumber(facts.ttl_ms)
+local sealed = facts.sealed == '1'
+local original = tonumber(facts.original_chunks)
 -- Whether the job is drained: its results go to files, and are then no longer in Redis.
 local drains = facts.results_high_water and true
 -- Whether the bytes of its chunks are outside of Redis. What stands here is then a reference to them.
 local outside = facts.data and true
 -- Where its tenant's limits are, if there are any.
 local quota = facts.limited and QUOTA .. (facts.tenant or TENANT)
-local drained, parts, digests = job .. ':out:drained', job .. ':out:parts', job .. ':out:digests'
+local drained = job .. ':out:drained'
+local parts = job .. ':out:parts'
+local digests = job .. ':out:digests'
 if not state then return {'gone'} end
 if tonumber(facts.version) ~= WIRE_VERSION then return {'version', facts.version or ''} end
 if state == 'cancelled' then return {'cancelled'} end
@@ -48,14 +36,12 @@ local function share()
   end
 end
 
--- Give a key that may be new a lifetime. Others are given theirs by `renew`.
-local function live(key)
-  if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, keep_ms) end
-end
-
 local function event(kind, detail)
-  local id = redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
-  live(events)
+  local id = redis.call('XADD', events, 'NOMKSTREAM', 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
+  if not id then
+    id = redis.call('XADD', events, '*', kind, detail)
+    redis.call('PEXPIRE', events, keep_ms)
+  end
   return id
 end
 
@@ -64,7 +50,7 @@ local looked_at = math.huge
 local function look_by(at)
   if at >= looked_at then return end
   looked_at = at
-  if redis.call('ZADD', UPKEEP, 'LT', at, ARGV[1]) == 1 then share() end
+  if redis.call('ZADD', UPKEEP, 'LT', string.format('%d', at), ARGV[1]) == 1 then share() end
 end
 
 -- Chunks whose owners died, by the time in ms when they may be taken again.
@@ -72,9 +58,10 @@ local suspects = job .. ':suspects'
 
 -- Lease a chunk for this long.
 local function lease(chunk, lease_ms)
-  redis.call('ZADD', leases, now + lease_ms, chunk)
+  redis.call('ZADD', leases, string.format('%d', now + lease_ms), chunk)
   if redis.call('PTTL', leases) < 0 then  -- then these are new as well
-    for _, key in ipairs({leases, owners, attempts}) do redis.call('PEXPIRE', key, keep_ms) end
+    local text = string.format('%d', keep_ms)
+    for _, key in ipairs({leases, owners, attempts}) do redis.call('PEXPIRE', key, text) end
   end
   look_by(now + lease_ms)
 end
@@ -84,27 +71,32 @@ local function place_of(facts)
   for _, name in ipairs({'hardware', 'model', 'precision', 'next', 'added', 'chunks_done'}) do
     if not facts[name] then error('has no ' .. name, 0) end
   end
-  local place = {
-    queue = QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model,
-    kind = kind_of(facts.precision, facts.model_fingerprint or '*'),
-    tenant = facts.tenant or TENANT, lane = facts.lane or LANE,
-  }
-  place.is_guarded = has_quarantine(place.queue)
-  -- After a death, all that is left of the job is given to quarantine for a while.
-  place.is_apart = place.is_guarded and tonumber(facts.distrusted_ms or 0) > now
-  -- Also of those that rest for a moment, so that nobody waits for the reaper to list them.
-  place.has_suspects = not ended and redis.call('ZCOUNT', suspects, '-inf', now + SUSPECT_MS) > 0
+  local queue = QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model
+  local is_guarded = has_quarantine(queue)
   local first, below, most = tonumber(facts.next), tonumber(facts.added), tonumber(facts.results_high_water)
-  place.left = below - facts.chunks_done
+  local left = below - facts.chunks_done
   -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
-  if facts.resumed_to and redis.call('GET', job .. ':producer') == facts.resumed_by then
+  if facts.resumed_to and redis.call('GET', job .. ':producer') == redis.call('HGET', job, 'resumed_by') then
     below = tonumber(facts.resumed_to)
   end
   -- It waits for its drainer. The chunk that the drainer waits for is ready in any case.
-  if most and tonumber(facts.result_bytes or 0) > most and first > tonumber(facts.drained_next or 0) then below = first end
-  place.first, place.below = first, below
-  place.is_ready = not ended and (place.first < place.below or redis.call('ZCOUNT', ready, '-inf', now) > 0)
-  return place
+  if most then
+    local bytes, drained_next = unpack(redis.call('HMGET', job, 'result_bytes', 'drained_next'))
+    if tonumber(bytes or 0) > most and first > tonumber(drained_next or 0) then below = first end
+  end
+  return {  -- in one step, as in `read`
+    queue = queue, kind = kind_of(facts.precision, facts.model_fingerprint or '*'),
+    tenant = facts.tenant or TENANT, lane = facts.lane or LANE, first = first, below = below, left = left,
+    is_guarded = is_guarded,
+    -- After a death, all that is left of the job is given to quarantine for a while.
+    is_apart = is_guarded and tonumber(redis.call('HGET', job, 'distrusted_ms') or 0) > now,
+    is_ready = not ended and (first < below or redis.call('ZCOUNT', ready, '-inf', now) > 0),
+  }
+end
+
+-- Whether chunks are suspect, also those that rest for a moment, so that nobody waits for the reaper to list them.
+local function has_suspects()
+  return not ended and redis.call('ZCOUNT', suspects, '-inf', now + SUSPECT_MS) > 0
 end
 
 -- The same place for what may kill a worker.
@@ -114,12 +106,12 @@ end
 
 -- If chunks of the job are ready, let it take turns, as one that waits since then or since now.
 local function list_all(place, since)
-  local as_usual = place.is_ready and not place.is_apart
+  local as_usual, has_suspects = place.is_ready and not place.is_apart, has_suspects()
   if as_usual then list(place, ARGV[1], place.left, since or now) end
-  if place.has_suspects or (place.is_ready and place.is_apart) then
+  if has_suspects or (place.is_ready and place.is_apart) then
     list(apart(place), ARGV[1], place.left, since or now)
   end
-  return as_usual or (place.has_suspects and not place.is_guarded)
+  return as_usual or (has_suspects and not place.is_guarded)
 end
 
 -- The same, and ring.
@@ -168,15 +160,15 @@ end
 -- Renew the lifetimes of the job's keys, if more than a thousandth is over: each renewal is a write. A key that is made
 -- is given its own. Without its hash, a job does not exist.
 local function renew()
-  if not at_rest then look_by(now + LOOK_AFTER_MS) end
   if not at_rest and redis.call('PTTL', job) > life_ms * 0.999 then return end
   redis.call('PEXPIRE', job, life_ms)
   for _, key in ipairs({leases, owners, attempts, ready, suspects, counted, ended and counted or events}) do
     redis.call('PEXPIRE', key, keep_ms)
   end
   if drains then
-    for _, key in ipairs({drained, parts, digests}) do redis.call('PEXPIRE', key, keep_ms) end
+    for _, name in ipairs({'drained', 'parts', 'digests'}) do redis.call('PEXPIRE', job .. ':out:' .. name, keep_ms) end
   end
+  local idempotency = redis.call('HGET', job, 'idempotency_key')
   if idempotency then redis.call('PEXPIRE', idempotency, life_ms) end
   share()
 end
@@ -184,6 +176,7 @@ end
 -- Note progress, with more fields and their values.
 local function progress(...)
   redis.call('HSET', job, 'progressed_ms', now_text, ...)
+  if not at_rest then look_by(now + LOOK_AFTER_MS) end
   renew()
 end
 
@@ -205,20 +198,16 @@ local function stop(by)
   enter('failed')
 end
 
--- If the error budget is spent, end the job.
-local function end_if_hopeless()
-  local failed, most, share = tonumber(facts.failed), tonumber(facts.max_errors), tonumber(facts.max_errors_share)
-  if ended or not ((most and failed > most) or (share and sealed and failed > share * facts.records)) then return end
-  stop('max_errors')
-  if idempotency then redis.call('UNLINK', idempotency) end
-  redis.call('PEXPIRE', events, ENDED_EVENTS_MS)
-end
-
--- If the job is sealed and every record is counted, end the job.
-local function end_if_done()
-  if not sealed or ended then return end
-  local done, failed, added = tonumber(facts.done), tonumber(facts.failed), tonumber(facts.added)
-  if done + failed < tonumber(facts.records) then return end
+-- End the job, with all of its records or because its error budget is spent.
+local function conclude(done, failed, is_hopeless)
+  if is_hopeless then
+    stop('max_errors')
+    local idempotency = redis.call('HGET', job, 'idempotency_key')
+    if idempotency then redis.call('UNLINK', idempotency) end
+    redis.call('PEXPIRE', events, ENDED_EVENTS_MS)
+    return
+  end
+  local added = tonumber(facts.added)
   ended = true
   redis.call('HSET', job, 'ended_ms', now)
   if life_ms > ttl_ms and added <= SETTLED_AT_ONCE then
@@ -235,6 +224,14 @@ local function end_if_done()
   end
   enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
   redis.call('PEXPIRE', events, math.min(ENDED_EVENTS_MS, keep_ms))  -- waiting processes see the end within a second
+end
+
+-- End the job if its error budget is spent, or if it is sealed and every record is counted.
+local function end_if_due()
+  local done, failed, records = tonumber(facts.done), tonumber(facts.failed), tonumber(facts.records)
+  local most, share = tonumber(facts.max_errors), tonumber(facts.max_errors_share)
+  local is_hopeless = (most and failed > most) or (share and sealed and failed > share * records)
+  if not ended and (is_hopeless or (sealed and done + failed >= records)) then conclude(done, failed, is_hopeless) end
 end
 
 -- Open an ended job again.

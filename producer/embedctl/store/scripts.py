@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from embedctl.store.status import COUNTS, PERHAPS_NUMBERS
@@ -33,9 +35,11 @@ _GATHERED, _STEPS, _CHUNK_LOOKS, _READY_LOOKS = 32, 100, 4000, 8
 #: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it. Each claim
 #: of such a job checks all of its facts. Of a larger job, every sixteenth claim does.
 _SMALL_JOB, _CHECKED = 16, 16
+#: An estimate of work that was wrong by less than this part of a chunk is set right with the job's next chunk.
+_OWED = 4
 #: Whole numbers that each job has, first those of its records that are encoded, and others that it may lack.
 _NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "next", "ttl_ms", "created_ms", "progressed_ms")
-_NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "started_ms", "lost_first", "lost_last")
+_NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "owed", "started_ms", "lost_first", "lost_last")
 #: A lost answer is given again within this time (seconds).
 _GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
@@ -60,7 +64,16 @@ _PARTS = {
     "add": (*_USUAL, "repair"),
 }
 #: A function of a part, with the comment before it.
-_FUNCTION = re.compile(r"(?:^--[^\n]*\n)*^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(
+    r"(?P<head>(?:^--[^\n]*\n)*^local function (?P<name>\w+)\((?P<parameters>[^)]*)\)\n)(?P<body>.*?^end\n)",
+    re.MULTILINE | re.DOTALL,
+)
+#: A variable of a part, alone in its line.
+_LOCAL = re.compile(r"^local (\w+) = .*\n", re.MULTILINE)
+#: A comment or a string, or else the name of a constant.
+_NAME = re.compile(r"--[^\n]*|'(?:[^'\\]|\\.)*'|\b([A-Z][A-Z_]+)\b")
+#: A field of a job that a script uses.
+_FACT = re.compile(r"\bfacts\.(\w+)")
 
 
 _NO_ARGUMENTS = b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
@@ -94,34 +107,87 @@ BELL = json.dumps(
         },
     }
 )
-_TURNS = (
-    f"local TENANT, LANE = '{tenants.DEFAULT}', '{tenants.NORMAL}'\n"
-    f"local QUEUE_PREFIX, QUEUE_KEY = '{keys.queue('', '')[:-1]}', '{keys.QUEUE_KEY}'\n"
-    f"local LANES, KINDS, FLOWS, SERVED, LEVELS, JOBS_LEFT, JOBS_WAIT, PAUSE, BELLS = "
-    f"{', '.join(repr(key) for key in keys.TURNS)}\n"
-    f"local KNOWN_LANES = {{{', '.join(f'{lane} = true' for lane in tenants.LANES)}}}\n"
-    f"local BELLS_PER_WORKER, GATHERED, STEPS, CHUNK_LOOKS, READY_LOOKS, SMALL_JOB, CHECKED, GIVEN_MS, BACKGROUND_MS = "
-    f"{_BELLS_PER_WORKER}, {_GATHERED}, {_STEPS}, {_CHUNK_LOOKS}, {_READY_LOOKS}, {_SMALL_JOB}, {_CHECKED}, "
-    f"{_GIVEN_S * 1000}, {_BACKGROUND_S * 1000}\n"
-    f"local NUMBERS, NEEDED = {{{', '.join(map(repr, _NUMBERS))}}}, {len(_NEEDED)}\n"
-    f"local APART, SUSPECT_MS, DISTRUST_MS = 'apart:', {_SUSPECT_S * 1000}, {_DISTRUST_S * 1000}\n"
-    f"local TRIALS, MOST_TRIALS = {_TRIALS}, {_MOST_TRIALS}\n"
-    f"local WATCH_MS, WATCHED_MS, WATCHED = {_WATCH_S * 1000}, {_WATCHED_S * 1000}, '{keys.watched('')}'\n"
-    f"local BELL = [=[{re.sub(r'[$][a-z]+', '%s', BELL)}]=]\n"
-    f"local UNACKED = {{'{keys.UNACKED}', '{keys.UNACKED_INDEX}'}}\n"
-)
 #: What a batch says of its end if nobody could write its answers.
 _TOO_LATE = [{"code": "ended_late", "message": "its answers could not be written in time", "param": None, "line": None}]
-_LEDGER = (
-    f"local BATCH, UNFINISHED, TURNS, DEADLINES, CLOCK = "
-    f"'{keys.batch('')}', '{keys.unfinished('')}', '{keys.BATCH_TURNS}', '{keys.DEADLINES}', '{keys.CLOCK}'\n"
-    f"local EVENT, UNTOLD, EVENT_MS = '{keys.webhook_event('')}', '{keys.UNTOLD}', {keys.EVENT_TTL_S * 1000}\n"
-    f"local KEPT_MS, WINDOW_MS, END_MS, STEP_MS = {keys.FILE_TTL_S * 1000}, {keys.BATCH_WINDOW_S * 1000}, "
-    f"{keys.BATCH_END_S * 1000}, {keys.CLOCK_STEP_S * 1000}\n"
-    f"local LEDGER, LATELY_MS, RESERVE, SMALL_BYTES = '{keys.ledger('')}', {keys.LATELY_S * 1000}, "
-    f"{keys.RESERVE}, {keys.SMALL_FILE_BYTES}\n"
-    f"local TOO_LATE = [=[{json.dumps(_TOO_LATE)}]=]\n"
-)
+#: Name in the scripts → its value. It is put in for the name: a local of each call, and of each function that uses it,
+#: would cost Redis more.
+CONSTANTS: Mapping[str, Any] = {
+    "JOB": keys.job(""),
+    "QUOTA": keys.QUOTA,
+    "WIRE_VERSION": wire.VERSION,
+    "CHUNK_TTL_FACTOR": keys.CHUNK_TTL_FACTOR,
+    "UNENDED_TTL_MS": keys.UNENDED_TTL_S * 1000,
+    "SETTLED_AT_ONCE": _SETTLED_AT_ONCE,
+    "EVENTS_KEPT": str(keys.EVENTS_KEPT),
+    "ENDED_EVENTS_MS": keys.ENDED_EVENTS_S * 1000,
+    "ROWS_AT": wire.ROWS_AT,
+    "DIGEST_FROM": str(wire.DIGEST_RANGE[0]),
+    "DIGEST_TO": str(wire.DIGEST_RANGE[1]),
+    "BIRTH": keys.BIRTH,
+    "JOBS": keys.JOBS,
+    "WORKERS": keys.WORKERS,
+    "DIED": keys.died(""),
+    "LEFT": keys.LEFT,
+    "KIND_AT": wire.KIND_AT,
+    "ELSEWHERE": wire.ELSEWHERE,
+    "SIZE_AT": wire.PREFIX_BYTES,
+    "ACTIVE": keys.ACTIVE,
+    "UPKEEP": keys.UPKEEP,
+    "LOOK_AFTER_MS": keys.LOOK_AFTER_S * 1000,
+    "QUEUES": keys.QUEUES,
+    "QUEUES_TTL_MS": keys.QUEUES_TTL_S * 1000,
+    "TENANT": tenants.DEFAULT,
+    "LANE": tenants.NORMAL,
+    "KNOWN_LANES": dict.fromkeys(tenants.LANES, True),
+    "QUEUE_PREFIX": keys.queue("", "")[:-1],
+    "QUEUE_KEY": keys.QUEUE_KEY,
+    **dict(
+        zip(
+            ("LANES", "KINDS", "FLOWS", "SERVED", "LEVELS", "JOBS_LEFT", "JOBS_WAIT", "PAUSE", "BELLS"),
+            keys.TURNS,
+            strict=True,
+        )
+    ),
+    "BELLS_PER_WORKER": _BELLS_PER_WORKER,
+    "GATHERED": _GATHERED,
+    "STEPS": _STEPS,
+    "CHUNK_LOOKS": _CHUNK_LOOKS,
+    "READY_LOOKS": _READY_LOOKS,
+    "OWED": _OWED,
+    "SMALL_JOB": _SMALL_JOB,
+    "CHECKED": _CHECKED,
+    "GIVEN_MS": str(_GIVEN_S * 1000),
+    "BACKGROUND_MS": _BACKGROUND_S * 1000,
+    "NUMBERS": _NUMBERS,
+    "NEEDED": len(_NEEDED),
+    "APART": "apart:",
+    "SUSPECT_MS": _SUSPECT_S * 1000,
+    "DISTRUST_MS": _DISTRUST_S * 1000,
+    "TRIALS": _TRIALS,
+    "MOST_TRIALS": _MOST_TRIALS,
+    "WATCH_MS": _WATCH_S * 1000,
+    "WATCHED_MS": _WATCHED_S * 1000,
+    "WATCHED": keys.watched(""),
+    "BELL": re.sub(r"[$][a-z]+", "%s", BELL),
+    "UNACKED": (keys.UNACKED, keys.UNACKED_INDEX),
+    "BATCH": keys.batch(""),
+    "UNFINISHED": keys.unfinished(""),
+    "TURNS": keys.BATCH_TURNS,
+    "DEADLINES": keys.DEADLINES,
+    "CLOCK": keys.CLOCK,
+    "EVENT": keys.webhook_event(""),
+    "UNTOLD": keys.UNTOLD,
+    "EVENT_MS": keys.EVENT_TTL_S * 1000,
+    "KEPT_MS": keys.FILE_TTL_S * 1000,
+    "WINDOW_MS": keys.BATCH_WINDOW_S * 1000,
+    "END_MS": keys.BATCH_END_S * 1000,
+    "STEP_MS": keys.CLOCK_STEP_S * 1000,
+    "LEDGER": keys.ledger(""),
+    "LATELY_MS": keys.LATELY_S * 1000,
+    "RESERVE": keys.RESERVE,
+    "SMALL_BYTES": keys.SMALL_FILE_BYTES,
+    "TOO_LATE": json.dumps(_TOO_LATE),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,38 +213,86 @@ def script_names() -> Iterator[str]:
 
 @cache
 def script_source(name: str) -> str:
-    """The text of a script: constants, shared parts, then the script."""
+    """The text of a script, as Redis is given it."""
+    return with_constants(script_text(name), CONSTANTS)
+
+
+def script_text(name: str, text_of: Callable[[str], str] | None = None) -> str:
+    """The text of a script with the names of constants: shared parts, then the script.
+
+    Args:
+        text_of: gives the text of a part or script; by default, that of its file.
+    """
+    text_of = text_of or file_text
     if name in _PLAIN_SCRIPTS:
-        parts = _PLAIN_SCRIPTS[name]
-        return (_LEDGER if parts else "") + "".join(map(_text, (*parts, name)))
-    constants = (
-        f"local JOB, QUOTA = '{keys.job('')}', '{keys.QUOTA}'\n"
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
-        f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT = "
-        f"'{keys.EVENTS_KEPT}', {keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}\n"
-        f"local DIGEST_FROM, DIGEST_TO = {', '.join(repr(str(at)) for at in wire.DIGEST_RANGE)}\n"
-        f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
-        f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
-        f"local KIND_AT, ELSEWHERE, SIZE_AT = {wire.KIND_AT}, {wire.ELSEWHERE}, {wire.PREFIX_BYTES}\n"
-        f"local ACTIVE, UPKEEP, LOOK_AFTER_MS = '{keys.ACTIVE}', '{keys.UPKEEP}', {keys.LOOK_AFTER_S * 1000}\n"
-        f"local QUEUES, QUEUES_TTL_MS = '{keys.QUEUES}', {keys.QUEUES_TTL_S * 1000}\n"
-    )
-    parts = [_text(part) for part in _PARTS.get(name, _USUAL)]
-    own = _text(name)
+        return "".join(map(text_of, (*_PLAIN_SCRIPTS[name], name)))
+    parts, own = [text_of(part) for part in _PARTS.get(name, _USUAL)], text_of(name)
     if name == "next":  # It is about many jobs, so what is about one is a function of it.
-        own = f"local function claim(KEYS, ARGV, found)\n{_needed(parts.pop(2), parts[2])}{parts.pop(2)}end\n{own}"
-    constants += _LEDGER if "ledger" in _PARTS.get(name, ()) else ""
-    return constants + _TURNS + _needed("".join(parts), own) + own
+        claim = indent(_needed("".join(parts[2:])), " ")
+        parts, own = parts[:2], f"local function claim(KEYS, ARGV, found)\n{claim}end\n{own}"
+    return _with_facts(_needed("".join([*parts, own])))
 
 
-def _needed(shared: str, script: str) -> str:
-    """The shared parts that a script uses. It leaves out the others, because each call makes its functions anew."""
-    for function in reversed([*_FUNCTION.finditer(shared)]):
-        if not re.search(rf"\b{function[1]}[(,}}]", shared[function.end() :] + script):
-            shared = shared[: function.start()] + shared[function.end() :]
-    return shared
+def with_constants(text: str, constants: Mapping[str, Any]) -> str:
+    """A text of a script with the values of these constants in place of their names."""
+
+    def value(found: re.Match[str]) -> str:
+        return _in_lua(constants[found[1]]) if found[1] in constants else found[0]
+
+    return _NAME.sub(value, text)
 
 
-def _text(name: str) -> str:
+def _in_lua(value: Any) -> str:
+    if isinstance(value, str):
+        return f"[=[{value}]=]" if "'" in value or '"' in value else f"'{value}'"
+    if isinstance(value, Mapping):
+        return f"({{{', '.join(f'{name} = {str(of).lower()}' for name, of in value.items())}}})"
+    return f"({{{', '.join(map(_in_lua, value))}}})" if isinstance(value, Sequence) else str(value)
+
+
+def _with_facts(text: str) -> str:
+    """Let a script read the fields of a job that it uses, and no others."""
+    names = sorted({*_FACT.findall(text)})
+    asked = ", ".join(f"'{name}'" for name in names)
+    known = ", ".join(f"{name} = found[{at}]" for at, name in enumerate(names, 1))
+    return text.replace("$asked", asked).replace("$known", known)
+
+
+def _needed(text: str) -> str:
+    """A script with the functions that it uses, each inside the one that all of its calls come from.
+
+    Each call of a script makes its outermost functions anew, which costs Redis as much as some commands do.
+    """
+    functions = {each["name"]: each for each in _FUNCTION.finditer(text)}
+    script, names = _FUNCTION.sub("", text), [*functions]
+    around: dict[str, list[str]] = {}
+    for name in reversed(names):
+        used = re.compile(rf"(?<![.\w']){name}[(,)}}]")
+        users = [[*around[each], each] for each in around if used.search(functions[each][0])]
+        if users or used.search(script):
+            shared = takewhile(lambda same: len({*same}) == 1, zip(*users, strict=False))
+            around[name] = [] if used.search(script) else [same[0] for same in shared]
+            while any(_hides(functions[each], functions[name]) for each in around[name]):
+                around[name].pop()
+
+    def made(name: str) -> str:
+        inner = "".join(made(each) for each in names if around.get(each) == [*around[name], name])
+        return functions[name]["head"] + indent(inner, " ") + functions[name]["body"]
+
+    made_text = _FUNCTION.sub(lambda found: made(found["name"]) if around.get(found["name"]) == [] else "", text)
+    return _LOCAL.sub(lambda found: found[0] if len(_uses(found[1], made_text)) > 1 else "", made_text)
+
+
+def _uses(name: str, text: str) -> list[str]:
+    return re.findall(rf"(?<![.\w']){name}\b", text)
+
+
+def _hides(outer: re.Match[str], inner: re.Match[str]) -> bool:
+    """Whether a parameter of one function has the name of the other one, or of something that this uses."""
+    names = {*outer["parameters"].split(", ")} - {*inner["parameters"].split(", "), ""}
+    return any(re.search(rf"(?<![.\w']){name}\b", inner[0]) for name in names)
+
+
+def file_text(name: str) -> str:
+    """The text of a file of scripts."""
     return _FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8")

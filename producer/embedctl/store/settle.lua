@@ -25,6 +25,7 @@ end
 redis.call('UNLINK', job .. ':cursors')
 for _, key in ipairs({job, counted, drained, parts, digests}) do redis.call('PEXPIRE', key, left_ms) end
 redis.call('PEXPIRE', events, math.min(left_ms, ENDED_EVENTS_MS))
+local idempotency = redis.call('HGET', job, 'idempotency_key')
 if idempotency and redis.call('GET', idempotency) == ARGV[1] then redis.call('PEXPIRE', idempotency, left_ms) end
 redis.call('ZREM', active, ARGV[1])
 redis.call('ZREM', UPKEEP, ARGV[1])

@@ -36,39 +36,52 @@ local function lists_in(queue, which, kinds, lane)
     known = {}
     for _, name in ipairs(redis.call('SMEMBERS', KINDS .. queue)) do
       local lane, kind = name:match('^(%l+):(.+)$')
-      local is_apart = lane and kind:sub(1, #APART) == APART
-      known[#known + 1] = lane and {name = name, lane = lane, kind = kind, queue = queue, is_apart = is_apart,
-        usual = is_apart and kind:sub(#APART + 1) or kind, flows = FLOWS .. lane .. ':' .. queue .. ':' .. kind}
+      local usual = lane and kind:match('^' .. APART .. '(.*)')
+      known[#known + 1] = lane and {name = name, lane = lane, kind = kind, queue = queue, is_apart = usual and true,
+        usual = usual or kind, flows = FLOWS .. lane .. ':' .. queue .. ':' .. kind}
     end
     known_lists[queue] = known
   end
   for _, each in ipairs(known) do
-    local is_wanted = (not lane or each.lane == lane) and (not kinds or kinds[each.usual])
-    if is_wanted and which ~= (each.is_apart and 'usual' or 'apart') then found[#found + 1] = each end
+    if (not lane or each.lane == lane) and (not kinds or kinds[each.usual])
+      and which ~= (each.is_apart and 'usual' or 'apart') then found[#found + 1] = each end
   end
   return found
+end
+
+local function flows_of(place)
+  return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind
 end
 
 -- List a job at its place, with as many chunks left, since that time if it is not there yet. A lane that comes back is
 -- next. A tenant that comes back has the work that it had, or that of whose turn it was last if that is more: so nothing
 -- is saved up.
 local function list(place, id, left, since)
-  local lanes, levels = LANES .. place.queue, LEVELS .. place.queue
+  local lanes, kinds, flows = LANES .. place.queue, KINDS .. place.queue, flows_of(place)
   if place.lane ~= 'background' and not redis.call('ZSCORE', lanes, place.lane) then
     local first = redis.call('ZRANGE', lanes, 0, 0, 'WITHSCORES')[2]
     redis.call('ZADD', lanes, first and first - 1 or 0, place.lane)
+    keep(lanes)
   end
-  local flows = FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind
-  local served = SERVED .. place.lane .. ':' .. place.queue
   if not redis.call('ZSCORE', flows, place.tenant) then
-    local had = tonumber(redis.call('ZSCORE', served, place.tenant) or 0)
-    local level = tonumber(redis.call('HGET', levels, place.lane) or 0)
-    redis.call('ZADD', flows, math.max(had, level), place.tenant)
+    local had = tonumber(redis.call('HGET', LEVELS .. place.queue, place.lane) or 0)
+    had = math.max(had, tonumber(redis.call('ZSCORE', SERVED .. place.lane .. ':' .. place.queue, place.tenant) or 0))
+    for _, each in ipairs(lists_in(place.queue, 'both', nil, place.lane)) do
+      had = math.max(had, tonumber(redis.call('ZSCORE', each.flows, place.tenant) or 0))
+    end
+    redis.call('ZADD', flows, had, place.tenant)
+    keep(flows)
   end
-  if redis.call('SADD', KINDS .. place.queue, place.lane .. ':' .. place.kind) == 1 then known_lists[place.queue] = nil end
-  redis.call('ZADD', left_of(place), left, id)
-  redis.call('ZADD', wait_of(place), 'NX', since, id)
-  for _, key in ipairs({lanes, levels, served, KINDS .. place.queue, flows, left_of(place), wait_of(place)}) do keep(key) end
+  if redis.call('SADD', kinds, place.lane .. ':' .. place.kind) == 1 then
+    known_lists[place.queue] = nil
+    keep(kinds)
+  end
+  if redis.call('ZADD', wait_of(place), 'NX', since, id) == 1 then keep(wait_of(place)) end
+  if redis.call('ZADD', left_of(place), left, id) == 1 then keep(left_of(place)) end
+  -- What is there already is kept now and then.
+  for _, key in ipairs(micros % 16 == 0 and {lanes, LEVELS .. place.queue, kinds, flows, left_of(place), wait_of(place)} or {}) do
+    keep(key)
+  end
 end
 
 local function delist(place, id)
@@ -76,12 +89,20 @@ local function delist(place, id)
   redis.call('ZREM', wait_of(place), id)
 end
 
+-- Take a tenant off a list in which it has no job any more, and note what it had if that is more than a tenant has that
+-- comes new.
+local function go(place)
+  local flows, served = flows_of(place), SERVED .. place.lane .. ':' .. place.queue
+  local had = redis.call('ZSCORE', flows, place.tenant)
+  redis.call('ZREM', flows, place.tenant)
+  if had and redis.call('ZADD', served, 'GT', had, place.tenant) == 1 then keep(served) end
+  redis.call('ZREMRANGEBYSCORE', served, '-inf', '(' .. (redis.call('HGET', LEVELS .. place.queue, place.lane) or 0))
+end
+
 -- Take a job that takes no more turns off the lists, and its tenant if that was the last one.
 local function leave(place, id)
   delist(place, id)
-  if redis.call('EXISTS', left_of(place)) == 0 then
-    redis.call('ZREM', FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind, place.tenant)
-  end
+  if redis.call('EXISTS', left_of(place)) == 0 then go(place) end
 end
 
 -- The weight of a tenant is what workers state. A job's own can only lower it.
@@ -91,26 +112,30 @@ local function weight_of(tenant, own)
   return math.min(stated, tonumber(own or stated))
 end
 
--- Add work to what a tenant had, in its lists of these kinds, the usual ones and those apart.
-local function charge(place, kinds, work)
-  local served, lists = SERVED .. place.lane .. ':' .. place.queue, lists_in(place.queue, 'both', kinds, place.lane)
-  local had, scores = tonumber(redis.call('ZSCORE', served, place.tenant) or 0), {}
+-- Add work to what a tenant had, in its lists of these kinds, the usual ones and those apart. What it had may be known for
+-- some of the lists, and is false for one that it is not in.
+local function charge(place, kinds, work, known)
+  local had, scores, lists = false, {}, lists_in(place.queue, 'both', kinds, place.lane)
   for at, each in ipairs(lists) do
-    scores[at] = redis.call('ZSCORE', each.flows, place.tenant)
-    had = math.max(had, tonumber(scores[at] or 0))
+    local score = known and known[each.flows]
+    if score == nil then score = tonumber(redis.call('ZSCORE', each.flows, place.tenant) or nil) end
+    if score then had = math.max(had or score, score) end
+    scores[at] = score or false
   end
-  had = string.format('%.17g', had + work)
+  local served = SERVED .. place.lane .. ':' .. place.queue
+  local sum = (had or tonumber(redis.call('ZSCORE', served, place.tenant) or 0)) + math.ceil(work)
+  sum = string.format('%d', sum)  -- a whole number costs Redis less
   for at, each in ipairs(lists) do
-    if scores[at] then redis.call('ZADD', each.flows, had, place.tenant) end
+    if scores[at] then redis.call('ZADD', each.flows, sum, place.tenant) end
   end
-  if redis.call('ZADD', served, had, place.tenant) == 1 then keep(served) end
+  if not had and redis.call('ZADD', served, sum, place.tenant) == 1 then keep(served) end
 end
 
 -- Add work to what a lane had. The background lane has no part of its own.
 local function charge_lane(place, work, interactive)
   if place.lane == 'background' then return end
   local part = place.lane == 'interactive' and interactive or 1 - interactive
-  redis.call('ZADD', LANES .. place.queue, 'XX', 'INCR', work / part, place.lane)
+  redis.call('ZADD', LANES .. place.queue, 'XX', 'INCR', string.format('%d', math.ceil(work / part)), place.lane)
 end
 
 -- Whether jobs are in one of these lists. A tenant that has none any more is taken off: a bell would be for nothing.
@@ -120,7 +145,7 @@ local function is_listed(lists)
       local tenant = redis.pcall('ZRANGE', each.flows, '0', '0')[1]
       local place = tenant and {lane = each.lane, tenant = tenant, queue = each.queue, kind = each.kind}
       if place and redis.call('EXISTS', left_of(place)) == 1 then return true end
-      if place then redis.call('ZREM', each.flows, tenant) end
+      if place then go(place) end
     until not place
   end
   return false

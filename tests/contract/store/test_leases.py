@@ -198,7 +198,7 @@ def test_a_process_without_file_descriptors_gives_back(broker: Broker, monkeypat
     scripts.script_source.cache_clear()
     broker.connection.read_scripts()
 
-    monkeypatch.setattr(scripts, "_text", Mock(side_effect=OSError(24, "Too many open files")))
+    monkeypatch.setattr(scripts, "file_text", Mock(side_effect=OSError(24, "Too many open files")))
     scripts.script_source.cache_clear()
     assert broker.jobs.release(job_id, 0, "t", delay_s=1)
 

@@ -99,7 +99,7 @@ def test_every_command_of_the_store_is_one_that_a_user_may_run() -> None:
 
 
 def test_every_script_is_run_by_somebody_who_may_run_it() -> None:
-    shared = ("claim", "deaths", "ledger", "lists", "prelude", "repair", "sums", "turns")
+    shared = ("claim", "deaths", "ledger", "lists", "prelude", "repair", "rooms", "sums", "turns")
     scripts = {
         file.name.removesuffix(".lua") for file in files("embedctl.store").iterdir() if file.name.endswith(".lua")
     }
