@@ -148,6 +148,7 @@ class _Process:
         key = given["idempotency_key"]
         if (before := self._ids.get(key)) in self._jobs:
             return {"id": before, "created": False}
+        del given["drain"]  # nothing takes the results away
         now = datetime.now(UTC)
         job_id = self._ids[key] = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(5)}"
         chosen = {name: given.pop(name) for name in ("model", "hardware", "precision", "lane")}

@@ -19,6 +19,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from embedctl import enqueue_embeddings
+from embedctl.store import scripts
 from embedctl.store.scripts import BELL
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
@@ -171,7 +172,12 @@ def test_bells_come_from_our_redis_alone_and_a_program_keeps_its_variables(here:
 
 
 #: This version with another number.
-OTHER = Put({("embedctl_config.wire", "VERSION"): 2})
+OTHER = Put(
+    {
+        ("embedctl_config.wire", "VERSION"): 2,
+        ("embedctl.store.scripts", "CONSTANTS"): {**scripts.CONSTANTS, "WIRE_VERSION": 2},
+    }
+)
 
 
 @pytest.mark.in_redis

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from typing import Any, Literal
@@ -289,11 +289,9 @@ class JobStore(JobReader):
             )
             calls = []
             for job_id, held in zip(part, owners, strict=True):
-                for chunk, owner in held.items() if isinstance(held, dict) else ():  # Redis may have refused to read it
-                    token, instance = [*owner.decode().split(" "), ""][:2]
-                    if instance in dead:
-                        in_hand[instance].add(job_id)
-                        calls.append(ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), token, 0]))
+                for chunk, token, instance in _leases(held, dead):
+                    in_hand[instance].add(job_id)
+                    calls.append(ScriptCall("renew", keys.of_job(job_id), [job_id, chunk, token, 0]))
             self._connection.scripts(calls)
         return [*in_hand.values()]
 
@@ -490,3 +488,12 @@ class JobStore(JobReader):
 def _alike(options: Mapping[str, Any], data: str | None) -> str:
     """What jobs of one queue have in common if chunks of them may be in one batch."""
     return hashlib.sha256(json.dumps([data, deciding(options)], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _leases(owners: object, dead: Collection[str]) -> Iterator[tuple[int, str, str]]:
+    """The chunk, the token and the worker instance of each lease of the dead; none if Redis refused to read the job's
+    owners."""
+    for chunk, owner in owners.items() if isinstance(owners, dict) else ():
+        token, instance = [*owner.decode().split(" "), ""][:2]
+        if instance in dead:
+            yield int(chunk), token, instance

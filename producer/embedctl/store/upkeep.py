@@ -281,9 +281,13 @@ class Upkeep:
         answers = map(self._connection.answer_of, self._connection.raw_scripts(also, ask=ask))
         for job_id, key in zip(ids, list(answers)[len(also) :], strict=False):
             if isinstance(key, bytes):
-                with self._connection.client() as client:
-                    if client.get(key) == job_id.encode():
-                        client.unlink(key)
+                self._forget_key(key, job_id)
+
+    def _forget_key(self, key: bytes, job_id: str) -> None:
+        """Remove an idempotency key, unless it finds another job by now."""
+        with self._connection.client() as client:
+            if client.get(key) == job_id.encode():
+                client.unlink(key)
 
     def _cursor(self, job_id: str, name: str) -> int:
         with self._connection.client() as client:

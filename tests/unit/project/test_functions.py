@@ -25,6 +25,7 @@ LEFT: dict[str, str] = {
     "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/serving.py:load": (
         "the fields of one line of JSON between parent and child"
     ),
+    "config/embedctl_config/errors.py:__init__": "the facts of an error, each by its name",
     "config/embedctl_config/retry.py:call": (
         "what is asked, its errors, and optional bounds, and no caller gives more than three"
     ),
@@ -39,9 +40,12 @@ LEFT: dict[str, str] = {
     "producer/embedctl/jobs/enqueue.py:submit": "the same call for records and options that are made already",
     "producer/embedctl/jobs/job.py:deliver": "public: a destination, how it is stored, and three callbacks",
     "producer/embedctl/remote/jobs.py:add": "the arguments of a script",
+    "producer/embedctl/remote/jobs.py:take": "the arguments of a script",
+    "producer/embedctl/remote/jobs.py:note": "the arguments of a script",
     "producer/embedctl/store/drains.py:take": "the arguments of a script",
     "producer/embedctl/store/drains.py:note": "the arguments of a script",
     "producer/embedctl/store/jobs.py:add": "the arguments of a script",
+    "producer/embedctl/store/jobs.py:_take_inline": "the arguments of three scripts",
     "producer/embedctl/store/jobs.py:release": "a lease of three, and the three things that may be told with it",
     "producer/embedctl/store/jobs.py:complete": "a lease of three, and a result of three",
     "producer/embedctl/store/stored_files.py:make": "the arguments of a script, which files and batches share",
