@@ -69,5 +69,5 @@ def test_requests_over_http_that_were_interrupted_resume(environment: dict[str, 
         "the same engine in the server's process, class dummy",
     ]
     assert len({row["max_abs_error"] for row in rows}) == 1
-    assert len(rows) == 6 * 2
+    assert len(rows) == 7 * 2
     assert all(0 < row["p50_ms"] <= row["p90_ms"] and row["texts_per_s"] > 0 for row in rows)
