@@ -28,6 +28,7 @@ COMMANDS = {
     "submit c.jsonl -o v.parquet": "parquet",
     "submit c.jsonl --drain -o s3://b/p/": "s3",
     "submit c.jsonl -o qdrant+http://127.0.0.1:1/c": "qdrant",
+    "plan c.jsonl": "",
     "status JOB": "",
     "list": "",
     "wait JOB": "",
