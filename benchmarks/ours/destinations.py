@@ -126,7 +126,7 @@ def _taken(work: Callable[[], object], kind: Kind) -> tuple[float, float]:
 
 
 def _from_memory(job: Job, chunks: list[ChunkVectors], where: str) -> None:
-    """What :meth:`Job.deliver` does with chunks that are at hand."""
+    """Deliver chunks that are at hand, as :meth:`Job.deliver` does."""
     status = job.status()
     given = SimpleNamespace(
         id=status.id,

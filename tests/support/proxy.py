@@ -86,7 +86,7 @@ class Proxy:
     def start(self) -> None:
         self._thread.start()
         listener = socket.create_server(("127.0.0.1", 0))
-        # The kernel would take tens of MB at once, for which a client would then wait in vain.
+        # The kernel would take tens of MB at once, and a client would then wait for their answer in vain.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BLOCKS_UNDER_WAY * _BLOCK)
         self._server = self._do(asyncio.start_server(self._accept, sock=listener))
         self.port = listener.getsockname()[1]

@@ -16,8 +16,8 @@ _MOST = 10_000
 
 
 class Guesses:
-    """Tells how long a wrong key is not answered. So whoever guesses keys takes little time of the gateway's, and none
-    of those who have a right one, not even at the same address."""
+    """Tells how long the answer to a wrong key waits. A client that guesses keys so takes little time of the gateway.
+    Clients with a right key never wait, not even at the same address."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

@@ -37,8 +37,8 @@ def requests_of(parts: Iterable[bytes], longest: int) -> Iterator[bytes]:
 
 
 def lines_of(parts: Iterable[bytes], most: int = 0) -> Iterator[bytes]:
-    """The lines of a file, each with its end. Memory holds a part and a line, of which no more is read after `most`
-    bytes if that is given."""
+    """The lines of a file, each with its end. Memory holds a part and a line. If `most` is given, reading ends in
+    a line of more bytes."""
     begun = bytearray()
     for part in parts:
         begin = 0

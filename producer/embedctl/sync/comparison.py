@@ -231,7 +231,7 @@ def _entries(rows: Sequence[Row]) -> Entries:
 
 
 def _among(sorted_entries: Entries, some: Entries) -> npt.NDArray[np.bool_]:
-    """Which of some entries are among those that are sorted, of which there is one at least."""
+    """Whether each entry is among the sorted ones. There is at least one sorted entry."""
     at = np.minimum(np.searchsorted(sorted_entries, some), len(sorted_entries) - 1)
     return np.asarray(sorted_entries[at] == some)
 

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 #: How often the registry is polled while a worker is expected in it (seconds).
 _POLL_S = 0.25
-#: How often it is said again which workers do not run, and that one in quarantine is awaited (seconds): a third of the
-#: time for which that counts.
+#: How often it is said again which workers do not run, and that one in quarantine is awaited (seconds). What was said
+#: counts three times as long.
 _SAY_EVERY_S = keys.HEARTBEAT_TTL_S / 3
 
 
