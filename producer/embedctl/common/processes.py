@@ -13,7 +13,7 @@ from embedctl.common.child import guarded
 _STOP_S = 60.0
 
 
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+def start(command: Sequence[str], *, lock: str = "", **options: Any) -> subprocess.Popen[Any]:
     """Start a child process. Call it in the main thread: to the kernel, the parent is the thread that starts it.
 
     If this process is killed, the kernel ends the child. The child is in a session of its own, so that Ctrl-C reaches
@@ -21,7 +21,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     nothing, and only its errors are shown.
     """
     return subprocess.Popen(
-        guarded(command),
+        guarded(command, lock),
         **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "start_new_session": True, **options},
     )
 

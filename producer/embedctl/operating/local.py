@@ -97,7 +97,8 @@ def private_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, 
         socket = _socket_path(folder)
         command = [server, str(config), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
         command += ["--dir", str(folder), "--daemonize", "no", "--logfile", ""]
-        with _child(command, folder / "redis.log", {}) as process:
+        # The Redis of a command that was killed still ends: it writes to the same files, and then removes the socket.
+        with _child(command, folder / "redis.log", {}, lock=str(folder / "redis.lock")) as process:
             # Its data is on this machine anyway, and nobody would remove what it leaves elsewhere.
             ours = settings.replace(
                 redis_url=f"unix://{socket}", redis_password_file="", sentinel_password_file="", chunk_files=""
@@ -253,10 +254,15 @@ def _socket_path(folder: Path) -> Path:
 
 
 @contextmanager
-def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _child(
+    command: list[str], log_file: Path, environment: Mapping[str, str], *, lock: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     variables = {**os.environ, **environment}
-    with log_file.open("wb") as log, running(command, stdout=log, stderr=subprocess.STDOUT, env=variables) as process:
+    with (
+        log_file.open("wb") as log,
+        running(command, lock=lock, stdout=log, stderr=subprocess.STDOUT, env=variables) as process,
+    ):
         yield process
 
 

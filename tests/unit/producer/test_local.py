@@ -18,6 +18,7 @@ from embedctl.queueing.routing import local_class
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import Device, HardwareClass
 from embedctl_config.settings import Settings
+from tests.support.waiting import eventually
 
 
 def test_a_child_begins_without_embedctls_package(tmp_path: Path) -> None:
@@ -28,6 +29,26 @@ def test_a_child_begins_without_embedctls_package(tmp_path: Path) -> None:
     done = subprocess.run(guarded(["env"]), env=own, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"PYTHONPATH={tmp_path}" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel lists who waits for a lock on Linux")
+def test_a_child_holds_its_lock_until_it_has_ended(tmp_path: Path) -> None:
+    """The Redis of a command that was killed saves its data meanwhile, and the next command's reads the same files."""
+    lock, pipe = str(tmp_path / "lock"), subprocess.PIPE
+    with subprocess.Popen(guarded(["cat"], lock), stdin=pipe, stdout=pipe) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdin.write(b"begun\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == b"begun\n"
+        with subprocess.Popen(guarded(["echo", "after"], lock), stdout=pipe) as second:
+            eventually(lambda: f" {second.pid} " in "".join(waiting_for_locks()))
+            first.stdin.close()
+            assert second.communicate(timeout=60)[0] == b"after\n"
+
+
+def waiting_for_locks() -> list[str]:
+    return [line for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
 
 
 def age(folder: Path, days: float) -> None:
