@@ -8,36 +8,25 @@ import logging
 import re
 import signal
 import ssl
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from itertools import cycle
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any
 
 import httpx2
 import jsonschema
 import numpy as np
-import openai
 import pytest
 import trustme
 
 from embedctl import enqueue_embeddings
-from embedctl.queueing.broker import Broker
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from embedctl_config.tenants import DEFAULT, RATES, TenantEntry
 from embedctl_gateway.access.key_file import add_key
-from embedctl_gateway.calls.common import Gateway
-from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
 from tests.support.batches import async_client_at, client_of
 from tests.support.forked import Forked
-from tests.support.gateway import NO_TLS, Running, request_bytes, running_gateway
+from tests.support.gateway import NO_TLS, Running, error_of, jobs_left, request_bytes, running_gateway
 from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.limits import limited
 from tests.support.packages import need
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -51,44 +40,6 @@ TEXTS = ["one", "two words", "three words here"]
 def settings(settings: Settings) -> Settings:
     """Any live worker will do."""
     return settings.replace(hardware="auto")
-
-
-def jobs_left(broker: Broker) -> list[str]:
-    return [job.id for job in broker.jobs.newest()]
-
-
-def embed_until_refused(*clients: openai.OpenAI) -> tuple[int, openai.RateLimitError]:
-    """Ask for one text through one client after the other; returns how often there was a vector, and the refusal."""
-    for count, client in enumerate(cycle(clients)):
-        try:
-            client.with_options(max_retries=0).embeddings.create(input="one", model="dummy")
-        except openai.RateLimitError as refused:
-            return count, refused
-    raise AssertionError
-
-
-@pytest.mark.parametrize("rate", RATES)
-def test_two_gateways_keep_a_tenants_rate_and_clients_wait_for_it(here: Here, gateway: Running, rate: str) -> None:
-    here.start_worker()
-    here.broker.quotas.state(DEFAULT, TenantEntry(**{rate: 5}), by="w", since_ms=1)
-    with running_gateway(here.settings) as second, client_of(gateway) as one, client_of(second) as other:
-        began = time.monotonic()
-        count, refused = embed_until_refused(one, other)
-        assert 5 <= count <= 5 + 5 * (time.monotonic() - began)
-        headers = refused.response.headers
-        assert 0 < int(headers["retry-after-ms"]) <= 200
-        assert headers["retry-after"] == "1"
-        assert headers.get("x-ratelimit-limit-requests") == ("5" if rate == "max_requests_s" else None)
-        assert f"({rate})" in str(refused)
-        for _ in range(5):
-            assert other.with_options(max_retries=20).embeddings.create(input="one", model="dummy").data
-
-
-def error_of(response: httpx2.Response) -> dict[str, Any]:
-    """An error of OpenAI's form, all of whose fields are there."""
-    error: dict[str, Any] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 @pytest.mark.client(
@@ -296,137 +247,6 @@ def test_a_caller_who_goes_away_cancels_its_records(here: Here, gateway: Running
     eventually(lambda: not jobs_left(here.broker), what="the end of the request's job")
     eventually(lambda: gateway.gateway.admission.requests == 0)
     assert gateway.gateway.admission.held == 0
-
-
-def test_more_than_the_limit_is_asked_to_come_again(here: Here) -> None:
-    here.start_worker("slow")
-    long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}
-    with running_gateway(limited(here.settings, gateway_in_flight=1)) as gateway, gateway.connect() as busy:
-        busy.sendall(request_bytes("/v1/embeddings", long))
-        eventually(lambda: gateway.gateway.admission.requests == 1)
-        with gateway.client() as client:
-            refused = client.post("/v1/embeddings", json={"input": "one", "model": "dummy"})
-            assert (refused.status_code, error_of(refused)["type"]) == (429, "rate_limit_error")
-            assert 0 < int(refused.headers["retry-after"]) <= 120
-            assert client.post("/embed", json={"inputs": "one"}).json()["error_type"] == "Overloaded"
-            assert client.get("/health").status_code == 200
-        with running_gateway(limited(here.settings, gateway_in_flight=1)) as second, second.client() as client:
-            assert client.post("/embed", json={"inputs": "one"}).json()["error_type"] == "Overloaded"
-            busy.close()
-            eventually(lambda: client.post("/embed", json={"inputs": "one"}).status_code == 200)
-
-
-def test_a_request_that_takes_too_long_ends(here: Here) -> None:
-    here.start_worker("slow")
-    long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}
-    with running_gateway(here.settings.replace(gateway_timeout_s=0.5)) as gateway, gateway.client() as client:
-        late = client.post("/v1/embeddings", json=long)
-        assert (late.status_code, error_of(late)["code"]) == (503, "timeout")
-        eventually(lambda: not jobs_left(here.broker), what="the end of the request's job")
-
-
-def test_a_connection_without_a_request_is_closed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.timeout_s", 0.2)
-    with running_gateway(settings) as running:
-        for sent in (b"", b"POST /embed HTTP/1.1\r\nhost: lo"):
-            with running.connect() as connection, suppress(ConnectionError):
-                connection.sendall(sent)
-                assert connection.recv(65536) == b""
-
-
-def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
-    whole = request_bytes("/v1/embeddings", {"input": "one", "model": "dummy"})
-    with running_gateway(settings, Gateway(settings, body_s=0.2)) as running:
-        for sent, status in (
-            (whole[:-5], b"408"),  # a body that does not end
-            (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 100_000, b"400"),
-            (b"GET /" + b"x" * 100_000, b"400"),
-            (b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n", b"413"),
-            (b"no request\r\n\r\n", b"400"),
-        ):
-            with running.connect() as connection:
-                with suppress(ConnectionError):
-                    connection.sendall(sent)
-                assert connection.recv(12).removeprefix(b"HTTP/1.1 ") == status, sent[:50]
-        eventually(lambda: running.gateway.admission.held == 0)
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_body_that_is_broken_is_answered_once(
-    settings: Settings, caplog: pytest.LogCaptureFixture, *, at_once: bool
-) -> None:
-    """Whether the call has been answered by then or not."""
-    head = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    with running_gateway(settings) as gateway, gateway.connect() as connection:
-        connection.sendall(head + b"no length\r\n" if at_once else head)
-        got = connection.recv(12)
-        if not at_once:
-            connection.sendall(b"no length\r\n")
-        got += b"".join(iter(lambda: connection.recv(65536), b""))
-    assert got.startswith(b"HTTP/1.1 400" if at_once else b"HTTP/1.1 404")
-    assert got.count(b"HTTP/1.1") == 1
-    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
-
-
-def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 1)
-    with running_gateway(settings) as gateway, gateway.connect() as first:
-        first.sendall(b"GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert first.recv(65536).startswith(b"HTTP/1.1 200")
-        with gateway.connect() as second, suppress(ConnectionError):
-            assert second.recv(65536) == b""
-
-
-def test_strangers_connections_keep_no_holder_of_a_key_out(
-    here: Here, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 3)
-    key = add_key(here.folder / "keys", "alice", "search")
-    asked = f"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n".encode()
-    with (
-        running_gateway(settings.replace(gateway_keys_file=str(here.folder / "keys"))) as gateway,
-        ExitStack() as opened,
-    ):
-        for _ in range(3):
-            opened.enter_context(gateway.connect())
-        holder = opened.enter_context(gateway.connect())
-        for _ in range(3):
-            holder.sendall(asked)
-            answer = b"".join(iter(lambda: holder.recv(1), b"}"))
-            assert answer.startswith(b"HTTP/1.1 200")
-            for _ in range(3):
-                opened.enter_context(gateway.connect())
-
-
-def test_a_body_of_unknown_length_is_bounded(gateway: Running, http: httpx2.Client) -> None:
-    parts = (b'{"input": "' if at == 0 else b"x" * 1024 * 1024 for at in range(18))
-    assert http.post("/v1/embeddings", content=parts).status_code == 413
-    eventually(lambda: gateway.gateway.admission.held == 0)
-
-
-def test_a_large_body_keeps_nobody_from_an_answer(
-    gateway: Running, http: httpx2.Client, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start_worker()
-    began, over = threading.Event(), threading.Event()
-
-    def read(body: bytes, longest: int) -> dict[str, Any]:
-        if len(body) > SMALL_BYTES:
-            began.set()
-            assert over.wait(60)
-        return fields_of(body, longest)
-
-    monkeypatch.setattr("embedctl_gateway.calls.common.fields_of", read)
-    large = {"input": ["word " * 100] * 200, "model": "dummy"}
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(httpx2.post, f"{gateway.url}/v1/embeddings", json=large, timeout=60, verify=NO_TLS)
-        try:
-            assert began.wait(60)
-            assert http.get("/health").status_code == 200
-            assert http.post("/v1/embeddings", json={"input": "one", "model": "dummy"}).status_code == 200
-        finally:
-            over.set()
-        assert len(answer.result().json()["data"]) == 200
 
 
 def test_pages_of_other_sites_are_refused_without_keys(http: httpx2.Client) -> None:

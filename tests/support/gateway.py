@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import httpx2
 
+from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from embedctl_gateway.calls.common import Gateway
 from embedctl_gateway.serving.serve import listening, make_server
@@ -83,3 +84,14 @@ def request_bytes(path: str, fields: Mapping[str, Any], **headers: str) -> bytes
     lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def jobs_left(broker: Broker) -> list[str]:
+    return [job.id for job in broker.jobs.newest()]
+
+
+def error_of(response: httpx2.Response) -> dict[str, Any]:
+    """An error of OpenAI's form, all of whose fields are there."""
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
