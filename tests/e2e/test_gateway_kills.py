@@ -10,11 +10,10 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -30,36 +29,17 @@ from tests.support.batches import client_at, counts, create, ended, lines_of, up
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, killed_gateway
 from tests.support.here import Here
+from tests.support.killed_stack import Child, kill_by_turns, stack, until_all_serve
 from tests.support.prepared import Put
-from tests.support.processes import free_ports
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 
 SEED = 2611
 #: How often each of the three processes, and Redis, is killed.
 KILLS = 2
-#: Time from one kill to the next, and how long what was killed stays away (seconds).
-_BETWEEN_S, _AWAY_S = (0.3, 2.0), (0.0, 1.5)
 _CLIENTS = 3
 #: A batch has up to this many requests, of which some fail.
 _REQUESTS = 60
-
-
-class Child:
-    """A process that is started again after a kill."""
-
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        self._make = partial(Forked, arguments, environment, None, log, log)
-        self.start()
-
-    def start(self) -> None:
-        self.process = self._make()
-
-
-def kill(killed: Child | RedisServer) -> None:
-    assert killed.process is not None
-    killed.process.kill()
-    killed.process.wait()
 
 
 @dataclass
@@ -127,30 +107,6 @@ def one_batch(who: str, clients: list[openai.OpenAI], draw: random.Random, told:
         assert insisting(lambda: client.files.content(file_id).content) == data
 
 
-@contextmanager
-def stack(environment: dict[str, str], folder: Path) -> Iterator[tuple[list[str], dict[str, Child]]]:
-    """Two gateways and a worker; gives the gateways' URLs, and all of them by name."""
-    own = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
-    ports = free_ports(2)
-    commands = {f"gateway-{port}": ["gateway", "--address", str(port)] for port in ports}
-    commands["worker"] = ["worker", "--class", "dummy", "--model", "dummy"]
-    children = {name: Child(command, own, folder / f"{name}.log") for name, command in commands.items()}
-    try:
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        eventually(lambda: all(map(serves, urls)), what="the gateways' and the worker's start")
-        yield urls, children
-    finally:
-        for child in children.values():
-            kill(child)
-
-
-def serves(url: str) -> bool:
-    """Whether a gateway knows a worker."""
-    with suppress(httpx2.TransportError):
-        return bool(httpx2.get(f"{url}/ready", timeout=60, verify=NO_TLS).status_code == 200)
-    return False
-
-
 def answered(client: httpx2.Client, batch_id: str) -> Counter[str]:
     """How often each custom id is in the files of an ended batch, downloaded in ranges."""
     found: Counter[str] = Counter()
@@ -213,21 +169,17 @@ def test_answers_stay_true_under_kills(environment: dict[str, str], own_redis: R
     own_redis.start()
     environment = {**environment, "EMBEDCTL_REDIS_URL": own_redis.url}
     with stack(environment, short_folder) as (urls, children):
-        names = [*children, "redis"] * KILLS
-        draw.shuffle(names)
+        doomed: list[Child | RedisServer] = [*children.values(), own_redis] * KILLS
+        draw.shuffle(doomed)
         with ThreadPoolExecutor() as pool:
             clients = [pool.submit(use, number, urls, told, over) for number in range(_CLIENTS)]
             try:
-                for name in names:
-                    time.sleep(draw.uniform(*_BETWEEN_S))  # a random moment of everything
-                    kill(own_redis if name == "redis" else children[name])
-                    time.sleep(draw.uniform(*_AWAY_S))
-                    (own_redis if name == "redis" else children[name]).start()
+                kill_by_turns(draw, doomed)
             finally:
                 over.set()
         for client in clients:
             client.result()
-        eventually(lambda: all(map(serves, urls)), what="the last start")
+        until_all_serve(urls)
         with (
             client_at(urls[0], retries=2) as reader,
             httpx2.Client(base_url=urls[1], timeout=60, verify=NO_TLS) as other,

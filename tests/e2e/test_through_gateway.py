@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from embedctl import (
 from embedctl.remote.calls import Calls
 from embedctl.remote.jobs import RemoteDrains
 from embedctl_config import keys
+from embedctl_config.errors import GatewayUnavailable
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind, encode_input
 from embedctl_gateway.access.key_file import add_key
@@ -340,6 +342,23 @@ def test_lost_answers_make_nothing_twice(here: Here, outside: Outside, monkeypat
     (only,) = here.broker.jobs.newest()
     assert (only.id, only.records, only.chunks) == (job.id, len(TEXTS), 11)
     assert {target.split("/")[-1].split("?")[0] for _, target in lost} >= {"jobs", "0", "10", "seal"}
+
+
+@pytest.mark.parametrize("sent", [b"", b"half"])
+def test_half_an_answer_is_none(settings: Settings, sent: bytes) -> None:
+    """A gateway that is killed while it answers ends the connection in the middle."""
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n" + sent)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer).start()
+        calls = Calls(settings.replace(redis_url="", url=f"http://127.0.0.1:{server.getsockname()[1]}"))
+        with pytest.raises(GatewayUnavailable, match=f"{len(sent)} bytes read"):
+            calls.ask("GET", "jobs/a/chunks/0/result")
 
 
 def test_a_killed_submission_and_a_killed_fetch_resume(here: Here, outside: Outside) -> None:

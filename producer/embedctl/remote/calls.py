@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from email.message import Message
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
@@ -200,4 +200,6 @@ def _read(answer: HTTPResponse) -> bytes:
     found = answer.read(_MOST_BYTES + 1)
     if len(found) > _MOST_BYTES:
         raise HTTPException("its answer is longer than any chunk's result")
+    if answer.length:  # the read itself says nothing of a connection that ended in the middle
+        raise IncompleteRead(found, answer.length)
     return found
