@@ -113,6 +113,10 @@ DRAINER_LEASE_S = 30
 #: because it counts from the job's end.
 UNENDED_TTL_S = 7 * 24 * 3600
 
+#: A job without a chunk is kept for this long after its producer's last word (seconds). Nobody misses it: the same
+#: submission makes another one.
+UNBEGUN_TTL_S = 600
+
 #: Lifetime of chunk keys as a multiple of the job's lifetime. While the job is active, the reaper renews them every
 #: quarter of the job's lifetime. So when the job ends, each of them has at least one whole TTL left.
 CHUNK_TTL_FACTOR = 1.25

@@ -62,6 +62,7 @@ else
   if input == '' then return {'wanted'} end
   local full = no_room()
   if full then return full end
+  if added == 0 then redis.call('PEXPIRE', job, life_ms) end
   redis.call('HSET', job, 'added', added + 1)
   redis.call('HINCRBY', job, 'records', rows)
 end

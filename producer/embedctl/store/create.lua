@@ -29,6 +29,6 @@ if limits[7] then
   redis.call('HSET', KEYS[1], 'limited', 1)
   note(KEYS[2], ARGV[1], limits, 0, 0)
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], UNBEGUN_TTL_MS)
 enlist(ARGV[1], ARGV[2], ARGV[7], ARGV[6], ARGV[4])
 return {'created'}

@@ -4,6 +4,8 @@ if sealed then return {'sealed'} end
 -- such a first write, Redis would let them go on and store something.
 if redis.call('GET', KEYS[9]) == ARGV[2] then
   redis.call('PEXPIRE', KEYS[9], ARGV[3])
-  return {'ok'}
+elseif not take(KEYS[9], ARGV[2], ARGV[3]) then
+  return {'held'}
 end
-return {take(KEYS[9], ARGV[2], ARGV[3]) and 'ok' or 'held'}
+if facts.added == '0' then redis.call('PEXPIRE', job, UNBEGUN_TTL_MS) end
+return {'ok'}
