@@ -1,53 +1,19 @@
-"""Probes of outputs: how fast vectors are written, and a job that is larger than Redis."""
+"""The probe of a drain: a job that is larger than Redis."""
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
-from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import cast
 
 import numpy as np
-from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
+from benchmarks.ours.service import DUMMY, Figures, service
 
-from embedctl.destinations.writer import Content
 from embedctl.queueing.broker import Broker
-from embedctl.waiting.results import ChunkVectors
 from embedctl_config import keys
-
-
-def formats(*, records: int = 100_000, dim: int = 384, form: str = "parquet") -> Figures:
-    """How fast vectors are written as `fetch` writes them, and how large their file is."""
-    module = import_module(f"embedctl.destinations.{form}")
-    generator, seconds, cpu = np.random.default_rng(0), 0.0, 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"vectors.{form}"
-        writer = getattr(module, f"{form.capitalize()}Writer")(Content(path, records))
-        for first in range(0, records, 512):
-            positions = np.arange(first, min(first + 512, records))
-            vectors = generator.standard_normal((len(positions), dim), np.float32)
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            chunk = ChunkVectors(positions, [f"id-{at}" for at in positions], vectors, [], [])
-            began = time.process_time()
-            seconds += seconds_of(partial(writer.write, chunk))
-            cpu += time.process_time() - began
-        began = time.process_time()
-        seconds += seconds_of(writer.finish)
-        cpu += time.process_time() - began
-        size = path.stat().st_size
-    return {
-        "bytes, of the raw ones": size / (records * dim * 4),
-        "records/s": records / seconds,
-        "records per CPU second": records / cpu,
-        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
-    }
 
 
 def drain(*, records: int = 2_000_000, dim: int = 384, maxmemory: str = "128mb", workers: int = 1) -> Figures:

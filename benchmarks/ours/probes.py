@@ -30,16 +30,13 @@ PROBES: Mapping[str, Sequence[str]] = {
     "outputs": ("drain",),
     "destinations": ("destinations",),
     "since_scale": ("since_scale",),
-    "shares": ("shares", "shares_under_kills", "cost_of_turns"),
+    "turns": ("cost_of_turns",),
     "service_scale": ("service_scale",),
     "hostile": ("hostile",),
     "gateway_load": ("gateway_connections", "gateway_batches", "gateway_files"),
     "poison": ("poison",),
-    "reaper": ("reaper",),
-    "host_side": ("host_side",),
     "accuracy": ("accuracy",),
     "engine_profile": ("engine_profile",),
-    "gpu_probe": ("gpu_batch",),
 }
 _MODULES = {name: module for module, names in PROBES.items() for name in names}
 

@@ -32,7 +32,7 @@ from embedctl_config.settings import Settings
 #: Chunks of each active job, and dimensions of its vectors.
 CHUNKS, DIM = 10, 16
 #: Workers of one machine, and the time between two of a worker's heartbeats (seconds).
-_PER_MACHINE, INTERVAL_S = 8, 5.0
+_PER_MACHINE, _INTERVAL_S = 8, 5.0
 _TOGETHER = 1000
 #: Scripts whose time is told, by the digests that Redis knows them by.
 _SHAS = {
@@ -90,9 +90,9 @@ def service_scale(
         }
 
 
-def submit(broker: Broker, hardware: str = DUMMY, chunks: int = CHUNKS) -> str:
+def submit(broker: Broker) -> str:
     """Submit a job of small chunks, in the steps of a producer."""
-    return new_job(broker, chunks, hardware=hardware, ttl_s=7 * 24 * 3600.0)
+    return new_job(broker, CHUNKS, hardware=DUMMY, ttl_s=7 * 24 * 3600.0)
 
 
 def work(broker: Broker, instance: str) -> bool:
@@ -142,8 +142,8 @@ def _process(part: Callable[[Settings, float], None], settings: Settings, number
 def _beat(settings: Settings, workers: float) -> None:
     """The heartbeats and the reapers of all workers, one after the other, each every five seconds. They ring twice as
     often."""
-    broker, interval_s = Broker.connect(settings), INTERVAL_S / 2
-    rows = [row_of(number) for number in range(int(workers))]
+    broker, interval_s = Broker.connect(settings), _INTERVAL_S / 2
+    rows = [_row(number) for number in range(int(workers))]
     reapers = [Reaper(broker) for _ in rows]
     began = time.monotonic()
     for turn in range(1 << 62):
@@ -158,14 +158,14 @@ def _beat(settings: Settings, workers: float) -> None:
             began = time.monotonic() - interval_s
 
 
-def row_of(number: int, hardware: str = DUMMY) -> WorkerRow:
+def _row(number: int) -> WorkerRow:
     """What a worker's heartbeat says."""
     host = number // _PER_MACHINE
     return row(
         f"{number:032x}",
         *(DUMMY, "another-dummy"),
-        hardware=hardware,
-        name=f"embedctl-{hardware}-{number % _PER_MACHINE}@host-{host}",
+        hardware=DUMMY,
+        name=f"embedctl-{DUMMY}-{number % _PER_MACHINE}@host-{host}",
         pid=number,
         host=f"host-{host}",
         machine=f"machine-{host}",

@@ -1,0 +1,105 @@
+"""The probe of turns: what it costs Redis to find whose turn it is, and to end a chunk."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.ours.service import Figures, service
+from tests.support.shares import LARGE, job_of
+from tests.support.store import MINE, QUEUE, encoded, row, take
+
+from embedctl.queueing.broker import Broker
+from embedctl_config import keys, wire
+
+#: Lists copies of a job. KEYS: what jobs' keys begin with, active, jobs, upkeep, what the keys of turns begin with.
+#: ARGV: job, queue, kind, tenants, chunks, first and last copy, how many copies have text, and of how many chunks.
+_COPIES = """
+local like, place = KEYS[1] .. ARGV[1], ARGV[2] .. ':' .. ARGV[3]
+for number = tonumber(ARGV[6]), tonumber(ARGV[7]) do
+  local id = ARGV[1]:sub(1, 16) .. string.format('%010x', number)
+  local tenant, job = 'tenant-' .. number % ARGV[4], KEYS[1] .. id
+  redis.call('COPY', like, job)
+  redis.call('HSET', job, 'tenant', tenant)
+  for chunk = 0, number < tonumber(ARGV[8]) and ARGV[9] - 1 or -1 do
+    redis.call('COPY', like .. ':in:' .. chunk, job .. ':in:' .. chunk)
+  end
+  for shared = 2, 4 do redis.call('ZADD', KEYS[shared], redis.call('TIME')[1] * 1000, id) end
+  redis.call('ZADD', KEYS[5] .. 'left:normal:' .. tenant .. ':' .. place, ARGV[5], id)
+  redis.call('ZADD', KEYS[5] .. 'wait:normal:' .. tenant .. ':' .. place, number, id)
+  redis.call('ZADD', KEYS[5] .. 'flows:normal:' .. place, 0, tenant)
+end
+redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], ARGV[3], 'normal:' .. ARGV[3])
+"""
+#: So many at a time.
+_LOADED = 5000
+#: Commands that Redis keeps the durations of.
+_LISTED = 100_000
+
+
+def cost_of_turns(*, tenants: int = 1000, jobs: int = 100_000, turns: int = 4000, fifo: bool = False) -> Figures:
+    """What a chunk costs Redis (median of µs, by its slow log) while many jobs of many tenants wait.
+
+    `next` finds whose turn it is, and `complete` ends the chunk: once for full chunks (10 kB) of jobs that go on, with
+    the first ones of these jobs apart, and once for jobs of one chunk of 1 kB, which end. In each round, every tenant
+    has a turn. With `fifo`, which root may use, other work on the machine does not interrupt Redis.
+    """
+    rounds = max(2, turns // tenants)
+    found: Figures = {}
+    for kind, chunks, size, having in (("full chunks", rounds + 100, LARGE, 1), ("jobs of one chunk", 1, 1000, rounds)):
+        with service() as of:
+            broker = Broker.connect(of.settings)
+            if fifo:
+                with broker.connection.client() as client:
+                    os.sched_setscheduler(client.info("server")["process_id"], os.SCHED_FIFO, os.sched_param(1))
+            texts = min(rounds + 2, chunks)
+            load_jobs(broker, tenants, jobs, chunks, size, with_text=(having + 2) * tenants, texts=texts)
+            found |= {f"{kind}: {what}": value for what, value in cost(broker, tenants, rounds).items()}
+    return found
+
+
+def load_jobs(broker: Broker, tenants: int, jobs: int, chunks: int, size: int, *, with_text: int, texts: int) -> None:
+    """List copies of a job, in turn for each tenant. Of the first ones, which are to have turns, the first chunks have
+    text."""
+    like = job_of(broker, chunks=chunks, size=size)
+    script_keys = [keys.job(""), keys.ACTIVE, keys.JOBS, keys.UPKEEP, keys.turns("")]
+    with broker.connection.client() as client:
+        load = client.register_script(_COPIES)
+        for first in range(0, jobs, _LOADED):
+            copies = [first, min(jobs, first + _LOADED) - 1, with_text, texts]
+            load(script_keys, [like, QUEUE, f"fp32/{wire.VERSION}:*", tenants, chunks, *copies])
+    broker.jobs.cancel(like)
+
+
+def cost(broker: Broker, tenants: int, rounds: int) -> Figures:
+    """Take a chunk of each tenant and complete these, so often: what that costs, and in the first round."""
+    took: dict[str, list[int]] = defaultdict(list)
+    for number in range(rounds):
+        broker.workers.beat(row())
+        first = "" if number else ", first chunks"
+        with _told(broker, took[f"next{first}"]):
+            claims = [take(broker, f"token-{number}-{each}") for each in range(tenants)]
+        with _told(broker, took[f"complete{first}"]):
+            for claim in claims:
+                assert claim is not None
+                value, report = encoded(claim.input)
+                answer = broker.jobs.complete(claim.job_id, claim.chunk, claim.token, value, report, fingerprint=MINE)
+                assert answer == "ok", answer
+    found = {name: statistics.median(each) for name, each in took.items()}
+    return found | {"both": found["next"] + found["complete"]}
+
+
+@contextmanager
+def _told(broker: Broker, durations: list[int]) -> Iterator[None]:
+    """Add how long each script took (µs) that is run in the block."""
+    with broker.connection.client() as client:
+        client.config_set("slowlog-max-len", _LISTED)
+        client.config_set("slowlog-log-slower-than", 0)
+        client.slowlog_reset()
+        yield
+        durations += [
+            each["duration"] for each in client.slowlog_get(_LISTED) if each["command"].startswith(b"EVALSHA")
+        ]
