@@ -29,7 +29,6 @@ PROBES: Mapping[str, Sequence[str]] = {
     "jobs": ("redis_calls", "recovery", "submit_rate", "submit_latency", "small_jobs"),
     "outputs": ("drain",),
     "destinations": ("destinations",),
-    "since_scale": ("since_scale",),
     "turns": ("cost_of_turns",),
     "service_scale": ("service_scale",),
     "hostile": ("hostile",),
