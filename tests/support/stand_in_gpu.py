@@ -7,7 +7,7 @@ GPU.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedctl_workers.backends.gpu.device import Gpu, Peak
-from tests.support.stand_in_graph import StandInGraph, waits
 
 
 class StandInStream:
@@ -60,8 +59,6 @@ class StandIn(Gpu):
         free: bytes that are said to be free.
         peak: bytes that a sample batch is said to take.
         sharing: how many workers it was opened for.
-        captured: how many graphs were captured.
-        refuses: what the next captures raise, one after the other.
     """
 
     device = torch.device("cpu")
@@ -79,8 +76,6 @@ class StandIn(Gpu):
         self.emptied = 0
         self.free = 1 << 40
         self.peak = 0
-        self.captured = 0
-        self.refuses: list[Exception] = []
         self._on = threading.local()
 
     @property
@@ -89,11 +84,9 @@ class StandIn(Gpu):
         return getattr(self._on, "stream", None)
 
     def stream(self) -> StandInStream:
-        self._refuse_in_capture()
         return StandInStream()
 
     def event(self) -> StandInEvent:
-        self._refuse_in_capture()
         return StandInEvent(self)
 
     @contextmanager
@@ -103,11 +96,9 @@ class StandIn(Gpu):
         self._on.stream = before
 
     def keep_for(self, stream: StandInStream, tensor: torch.Tensor) -> None:
-        self._refuse_in_capture()
         self.kept.append(stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        self._refuse_in_capture()
         # Simulates memory that was used before, so that a read of unwritten memory shows.
         return torch.full(shape, -(2**31) if dtype == torch.int32 else torch.nan, dtype=dtype)
 
@@ -120,30 +111,22 @@ class StandIn(Gpu):
         yield peak
         peak.bytes = self.peak
 
-    def capture(self, work: Callable[[], object], beside: StandInGraph | None) -> StandInGraph:
-        self._refuse_in_capture()
-        assert self.current is not None, "captures on the default stream"
-        self._on.capturing = True
-        try:
-            graph = StandInGraph(work, beside)
-        finally:
-            self._on.capturing = False
-        if self.refuses:
-            raise self.refuses.pop(0)
-        self.captured += 1
-        return graph
-
-    def _refuse_in_capture(self) -> None:
-        assert not getattr(self._on, "capturing", False), "would end the capture that this thread has begun"
-
     def synchronize(self) -> None:
-        self._refuse_in_capture()
         if self.broken:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     def empty_cache(self) -> None:
-        self._refuse_in_capture()
         self.emptied += 1
+
+
+_WAITING = ("_local_scalar_dense", "is_nonzero", "nonzero", "repeat_interleave.self_Tensor", "masked_select", "unique")
+
+
+def waits(operation: Any, args: Any) -> bool:
+    """Whether an operation would wait for a GPU, because the host needs a value or a size from it."""
+    name = str(operation)
+    by_mask = name.startswith("aten.index.") and any(each is not None and each.dtype == torch.bool for each in args[1])
+    return by_mask or any(word in name for word in _WAITING)
 
 
 class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -168,28 +151,13 @@ def varlen_attn(
     max_q: int,
     max_k: int,
 ) -> torch.Tensor:
-    """Compute the same as torch's function of this name, also in one operator. As in torch, a text's rows beyond
-    `max_q` are left unchanged."""
+    """The same as torch's function of this name. As there, a text's rows beyond `max_q` are left unchanged."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert query.stride(-1) == 1
-    found: torch.Tensor = _attend(query, key, value, cu_seq_q, max_q)
-    return found
-
-
-@torch.library.custom_op("embedctl_tests::varlen_attn", mutates_args=())
-def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq: torch.Tensor, longest: int
-) -> torch.Tensor:
     out = torch.full(query.shape, torch.nan, dtype=query.dtype)
-    at: list[Any] = cu_seq.tolist()
+    at: list[Any] = cu_seq_q.tolist()
     for begin, end in pairwise(at):
-        last = min(end, begin + longest)
+        last = min(end, begin + max_q)
         q, k, v = (part[begin:last].transpose(0, 1) for part in (query, key, value))
-        if end > begin:
-            out[begin:last] = scaled_dot_product_attention(q, k, v).transpose(0, 1)
+        out[begin:last] = scaled_dot_product_attention(q, k, v).transpose(0, 1)
     return out
-
-
-@_attend.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq: torch.Tensor, longest: int) -> torch.Tensor:
-    return query.new_empty(query.shape)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from torch.nn.attention import varlen
 
-from embedctl_workers.backends.gpu import attention, backend, buckets, packed
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
@@ -29,13 +28,3 @@ def load(tiny_model: MakeModel, host: Host) -> Load:
 def with_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for torch's attention over packed texts, with the arguments that the real one has."""
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
-
-
-@pytest.fixture
-def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small sizes of batches, and attention in float32 that runs them."""
-    monkeypatch.setattr(packed, "attention_for", lambda *_: attention.Varlen(varlen_attn))
-    monkeypatch.setattr(buckets, "BUCKETS", (64, 128, 256))
-    monkeypatch.setattr(buckets, "_LONGEST", (16, 32))
-    monkeypatch.setattr(buckets, "_FEWEST_TEXTS", 2)
-    monkeypatch.setattr(backend, "SAMPLE_TOKENS", 96)

@@ -25,7 +25,7 @@ from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import MakeModel, Tiny
-from tests.support.torch_gpu import QWEN, cosines, encode, texts_of
+from tests.support.torch_gpu import QWEN, cosines, texts_of
 
 
 @pytest.mark.needs("gpu")
@@ -59,28 +59,6 @@ def least_cosine(encoder: ChunkEncoder, chunks: Sequence[list[str]], expected: S
 
     with ThreadPoolExecutor(2) as pool:
         return min(pool.map(run, chunks, expected))
-
-
-@pytest.mark.needs("gpu")
-@pytest.mark.parametrize("compile_too", [False, True], ids=["graphs", "compiled graphs"])
-def test_graphs_on_a_gpu(
-    compile_too: bool, tiny_model: MakeModel, host: Host, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tiny_model(Tiny(hidden=128, heads=2, max_seq_length=128))
-    files, gpu = ModelFiles("tiny", folder, fingerprint_of(folder)), device.open_gpu()
-    plain = TorchGpuBackend(files, host, gpu, dtype="fp16")
-    graphed = TorchGpuBackend(files, host, gpu, dtype="fp16", compile=compile_too, graphs=True)
-    graphed.warm_up()
-    if not graphed.engine.endswith("graphs"):
-        pytest.skip(f"this GPU runs {graphed.engine}")
-    chunks = [texts_of(np.random.default_rng(at).integers(1, 100, 40 * at).tolist()) for at in (1, 2, 3, 4)]
-    expected = [encode(plain, texts, 2048).vectors for texts in chunks]
-    assert least_cosine(ChunkEncoder(graphed, 2048), chunks * 6, expected * 6) > 0.9999
-    assert graphed._graphs is not None
-    assert len(graphed._graphs._graphs) > 0
-    assert "CUDA graphs" not in caplog.text
-    for backend in (plain, graphed):
-        backend.close()
 
 
 def test_a_torch_without_cuda_is_refused() -> None:

@@ -99,8 +99,6 @@ def test_only_what_the_engine_reads_is_listed(engine: str, load: Load, tiny_mode
     [
         ({"dtype": "int8"}, "dtype 'int8' of backend torch-gpu is none of auto, fp16, bf16, fp32"),
         ({"engine": "fast"}, "engine 'fast' of backend torch-gpu is neither auto nor padded"),
-        ({"compile": "yes"}, "compile 'yes' of backend torch-gpu is neither true nor false"),
-        ({"graphs": 1}, "graphs 1 of backend torch-gpu is neither true nor false"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str, load: Load) -> None:

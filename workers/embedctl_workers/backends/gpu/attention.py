@@ -54,12 +54,11 @@ class Varlen:
     def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """tokens × 3 × heads × size → tokens × heads × size.
 
-        `inputs` are the plan's arrays, the offsets, and perhaps `longest`, a tensor with the plan's number as its size.
+        `inputs` are the plan's arrays and the offsets.
         """
         query, key, value = qkv.unbind(1)
         at = inputs["offsets"]
-        longest = inputs["longest"].shape[0] if "longest" in inputs else plan.longest
-        found: torch.Tensor = self._function(query, key, value, at, at, longest, longest)
+        found: torch.Tensor = self._function(query, key, value, at, at, plan.longest, plan.longest)
         return found
 
 

@@ -18,10 +18,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import run_warm_up_batches
 from embedctl_workers.backends.gpu.attention import avoid_cudnn
-from embedctl_workers.backends.gpu.buckets import BUCKETS, largest_bucket
-from embedctl_workers.backends.gpu.compiled import Compiler, compiler
 from embedctl_workers.backends.gpu.device import Gpu, open_gpu, watched
-from embedctl_workers.backends.gpu.graphs import Graphs
 from embedctl_workers.backends.gpu.memory import SAMPLE_TOKENS, Limit, affordable, most_tokens
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
@@ -51,28 +48,16 @@ class TorchGpuBackend(SentenceModel):
     way, pooling and everything after it run in float32.
 
     Options:
-        compile: whether torch compiles the layers of packed models, for a few sizes of batches.
         dtype: `auto` for fp16 or bf16, the one nearer to fp32 on the gate's texts; or `fp16`, `bf16`, `fp32`.
         engine: `auto`, or `padded` to run any model through its own modules.
-        graphs: whether the layers of packed models, compiled or not, are captured as CUDA graphs, for a few sizes of
-            batches.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("compile", "dtype", "engine", "graphs")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("dtype", "engine")
 
     def __init__(
-        self,
-        files: ModelFiles,
-        host: Host,
-        device: Gpu,
-        *,
-        dtype: str = "auto",
-        engine: str = "auto",
-        compile: bool = False,  # noqa: A002  (the option's name)
-        graphs: bool = False,
-        compile_with: Compiler | None = None,
+        self, files: ModelFiles, host: Host, device: Gpu, *, dtype: str = "auto", engine: str = "auto"
     ) -> None:
-        _check_options(dtype, engine, {"compile": compile, "graphs": graphs})
+        _check_options(dtype, engine)
         torch.set_num_threads(host.threads)
         full_precision()
         avoid_cudnn()
@@ -92,8 +77,6 @@ class TorchGpuBackend(SentenceModel):
             self._tokenize = self._tokenize.only("input_ids")
         for parameter in self._model[0].parameters():
             parameter.data = torch.empty(0)  # the device has them
-        self._compiles = compile and self._compile(compile_with or compiler())
-        self._graphs = self._capture() if graphs else None
         shared = [host.sharing] if host.sharing > 1 else []
         self._limit = Limit(host.cache, device.name, device.memory, files.fingerprint, choice.dtype, *shared)
         self.engine = f"torch {torch.__version__.partition('+')[0]}, {choice.why}, {self._engine.name}"
@@ -116,9 +99,6 @@ class TorchGpuBackend(SentenceModel):
         # Memory was held by batches in flight, or in pieces: that says nothing of the size of a batch.
         with watched(self._device):
             self._device.synchronize()
-            if self._graphs and self._graphs.most:
-                log.warning("CUDA graphs are given up, because a batch needs their memory")
-                self._graphs.allow(0)
             self._device.empty_cache()
             return self._begin(self._engine, tokens, rows)
 
@@ -140,30 +120,18 @@ class TorchGpuBackend(SentenceModel):
         return self._engine.positions(lengths)
 
     def warm_up(self) -> None:
-        """Run batches of several lengths, measure the memory per token, and compile every size within the budget."""
+        """Run batches of several lengths, and measure the memory per token."""
         with self._within_memory():
-            if self._graphs:
-                self._graphs.allow(0)
             run_warm_up_batches(self)
             with self._device.peak_of() as peak:
                 positions = self._run_dummies(_SAMPLE_LENGTH, tokens=SAMPLE_TOKENS)
             free = self._device.free_memory()
             if free <= 0:
                 raise torch.OutOfMemoryError("nothing is left for a batch")
-            # Graphs hold memory of their own, as much as their largest batch takes without one.
-            free //= 2 if self._graphs else 1
             self.token_budget = affordable(peak.bytes, positions, free, self._most_tokens)
             if known := self._limit.load():
                 log.info("the device ran out of memory in an earlier run: the token budget is at most %d", known)
                 self.token_budget = min(self.token_budget, known)
-            if self._compiles or self._graphs:
-                # A fuller batch would be filled up to more than the memory allows.
-                self.token_budget = largest_bucket(self.token_budget) or self.token_budget
-            if self._graphs:
-                self._graphs.allow(largest_bucket(self.token_budget))
-            if self._compiles:
-                for size in (each for each in BUCKETS if each <= self.token_budget):
-                    self._run_dummies(_SAMPLE_LENGTH, tokens=size)
 
     def warm_up_thread(self) -> None:
         """Run small batches: the libraries of matrix products keep a handle and scratch memory for each thread."""
@@ -173,7 +141,7 @@ class TorchGpuBackend(SentenceModel):
         self._limit.save(tokens)
 
     def close(self) -> None:
-        del self._engine, self._graphs, self._model
+        del self._engine, self._model
         self._device.empty_cache()
 
     def _begin(self, engine: GpuEngine, tokens: Tokens, rows: Rows) -> Output:
@@ -215,32 +183,6 @@ class TorchGpuBackend(SentenceModel):
         self._device.synchronize()
         return engine
 
-    def _compile(self, compiler: Compiler) -> bool:
-        """Compile the layers, and return True; or log why they can't be compiled, and return False."""
-        if engine := self._taking_sizes("compiled"):
-            engine.compile(compiler)
-        return engine is not None
-
-    def _capture(self) -> Graphs | None:
-        """Let the layers be captured, from :meth:`warm_up` on; or log why they can't be."""
-        if engine := self._taking_sizes("captured"):
-            engine.capture(graphs := Graphs(self._device))
-            return graphs
-        return None
-
-    def _taking_sizes(self, made: str) -> PackedGpuEngine | None:
-        """The engine, if its layers can be made for batches of one size; None, and a line in the log, if not."""
-        if not isinstance(self._engine, PackedGpuEngine):
-            log.warning("model %s is not %s: only packed models are", self._name, made)
-        elif not self._engine.takes_sizes:
-            log.warning(
-                "model %s is not %s: %s can't be %s for batches of one size",
-                *(self._name, made, self._engine.name, made),
-            )
-        else:
-            return self._engine
-        return None
-
     def _run_dummies(self, length: int, *, tokens: int) -> int:
         """Encode about `tokens` tokens, in texts of about `length` tokens; the number of tokens that were computed."""
         text = self.tokenize(["a " * min(length, self.max_tokens)], "")
@@ -263,11 +205,8 @@ class TorchGpuBackend(SentenceModel):
             ) from error
 
 
-def _check_options(dtype: object, engine: object, switches: Mapping[str, object]) -> None:
+def _check_options(dtype: object, engine: object) -> None:
     if dtype not in ("auto", *DTYPES):
         raise SettingsError(f"dtype {dtype!r} of backend torch-gpu is none of auto, {', '.join(DTYPES)}")
     if engine not in ("auto", "padded"):
         raise SettingsError(f"engine {engine!r} of backend torch-gpu is neither auto nor padded")
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise SettingsError(f"{name} {value!r} of backend torch-gpu is neither true nor false")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -37,13 +37,6 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Wait until that work is done."""
-
-
-class Graph(Protocol):
-    """Work that was captured once, and can be begun by one call."""
-
-    def replay(self) -> None:
-        """Queue the work on the current stream, with the addresses that it was captured with."""
 
 
 class Peak:
@@ -113,35 +106,6 @@ class Gpu:
         yield peak
         self.synchronize()
         peak.bytes = torch.cuda.max_memory_allocated(self.device) - before
-
-    def capture(self, work: Callable[[], object], beside: Any) -> Graph:
-        """Capture the work that a function queues on the current stream, which isn't the default one. Nothing is run.
-
-        The function must have run on this stream in this thread. It waits for nothing and copies nothing from or to the
-        host. No other thread may free a tensor meanwhile that was kept for this stream.
-
-        Args:
-            beside: a graph of the same stream whose memory it shares; None for memory of its own. What a graph leaves
-                in that memory is lost when another one is captured or run.
-
-        Raises:
-            RuntimeError: the device has no memory for it, or the work can't be captured.
-        """
-        graph = torch.cuda.CUDAGraph()
-        # The pool of a living graph, because torch refuses one that all graphs have left.
-        pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool()
-        # Other threads wait for events and take pinned memory meanwhile. By default, that would end the capture.
-        mode = "thread_local"
-        try:
-            with torch.cuda.graph(graph, pool, torch.cuda.current_stream(self.device), mode):
-                work()
-        except RuntimeError:
-            # In some versions of torch, the capture would stay under way for the allocator (pytorch#180395). It would
-            # then never reuse a tensor that several streams have used. Otherwise this call fails.
-            with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(self.device.index, pool)
-            raise
-        return graph
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

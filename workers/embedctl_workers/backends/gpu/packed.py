@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,7 @@ from torch.nn import functional
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, Bucketed, attention_for
-from embedctl_workers.backends.gpu.buckets import Bucket, tokens_of_bucket
-from embedctl_workers.backends.gpu.compiled import Compiler, changing, let_change
 from embedctl_workers.backends.gpu.device import Gpu
-from embedctl_workers.backends.gpu.graphs import Graphs
 from embedctl_workers.backends.gpu.pooling import HostIndexedPooling
 from embedctl_workers.backends.gpu.transfer import Batch
 from embedctl_workers.backends.torch.packed.inputs import packed_texts
@@ -26,12 +23,10 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts of a batch beside its arrays: `tokens` are real ones, `bucket` its size; None if it runs as it is."""
+    """Facts of a batch beside its arrays."""
 
     plan: AttentionPlan
-    tokens: int
     prompt_tokens: int | None
-    bucket: Bucket | None
 
 
 class PackedGpuEngine:
@@ -62,56 +57,26 @@ class PackedGpuEngine:
         # The layers are dropped, and the tables stay on the device only: the host's copies are large.
         words, places = weights.words.to(device.device, dtype), weights.places.to(device.device, dtype)
         self._weights = replace(weights, words=words, places=places, layers=[])
-        self._compiled: Callable[..., torch.Tensor] | None = None
-        self._graphs: Graphs | None = None
         self.name = f"packed, {self._attention.NAME}"
-
-    @property
-    def takes_sizes(self) -> bool:
-        """Whether its layers can be made for batches of one size: its attention is a single operation on the batch."""
-        return not self._attention.plan(np.array([0, 1])).groups
-
-    def compile(self, compiler: Compiler) -> None:
-        """Compile the layers, for batches filled up to one of a few sizes."""
-        self._compiled = compiler(self._stack.run)
-        self.name = f"{self.name}, compiled"
-
-    def capture(self, graphs: Graphs) -> None:
-        """Capture the layers, for batches filled up to one of a few sizes; compiled ones if they are compiled."""
-        self._graphs = graphs
-        self.name = f"{self.name}, graphs"
 
     def batch(self, tokens: Tokens, rows: Rows) -> Batch:
         """Prepare some of the texts on the host; IndexError if the model has no embedding for a token or a position."""
         packed = packed_texts(tokens, rows, self._weights)
-        count = len(packed.ids)
         plan = self._attention.plan(packed.offsets)
-        bucket = self._bucket(np.diff(packed.offsets))
-        ids, positions, offsets = packed.ids, packed.positions, packed.offsets
-        if bucket is not None:
-            ids, positions = bucket.filled(ids), bucket.filled(positions)
-            plan = replace(plan, longest=bucket.longest)
         arrays = {
             **plan.arrays,
-            "ids": ids,
-            "places": positions,
-            "cu_seq_lens": offsets,
-            "offsets": offsets if bucket is None else bucket.ends(offsets),
-            **self._pooling.indices(np.diff(offsets), tokens.prompt_tokens),
+            "ids": packed.ids,
+            "places": packed.positions,
+            "offsets": packed.offsets,
+            **self._pooling.indices(np.diff(packed.offsets), tokens.prompt_tokens),
         }
-        return Batch(arrays, _Facts(plan, count, tokens.prompt_tokens, bucket))
+        return Batch(arrays, _Facts(plan, tokens.prompt_tokens))
 
     def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
         """Vectors, float32, rows × dim, on the device, normalised only if the model does so; inputs are int32."""
-        plan, bucket = facts.plan, facts.bucket
-        if bucket is None or self._graphs is None:
-            x = self._encoded(inputs, plan, bucket)
-        else:
-            arrays = {name: inputs[name] for name in ("ids", "places", "offsets")}
-            x = self._graphs.run(bucket, arrays, lambda given: self._encoded(given, plan, bucket))
         features: dict[str, Any] = {
-            "token_embeddings": x[: facts.tokens].float()[None],
-            "cu_seq_lens_q": inputs["cu_seq_lens"],
+            "token_embeddings": self._encoded(inputs, facts.plan).float()[None],
+            "cu_seq_lens_q": inputs["offsets"],
             **{name: inputs[name] for name in ("text", "pooled", "weights") if name in inputs},
         }
         if facts.prompt_tokens is not None:
@@ -126,34 +91,20 @@ class PackedGpuEngine:
         other = copy.copy(self)
         other._attention = Bucketed()
         other._stack = self._stack.widened(other._attention)
-        other._dtype, other._compiled, other._graphs = torch.float32, None, None
+        other._dtype = torch.float32
         other._weights = replace(self._weights, words=self._weights.words.float(), places=self._weights.places.float())
         return other
 
     def positions(self, lengths: Rows) -> int:
         """The number of tokens that are computed for texts of these lengths, padding included."""
-        return self._filled_to(lengths) or int(lengths.sum())
+        return int(lengths.sum())
 
-    def _encoded(self, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan, bucket: Bucket | None) -> torch.Tensor:
-        """The last hidden state, tokens × hidden. Of the batch, only its arrays and its size decide the work."""
+    def _encoded(self, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
+        """The last hidden state, tokens × hidden."""
         words = functional.embedding(inputs["ids"], self._weights.words)
         places = functional.embedding(inputs["places"], self._weights.places)
         x = self._norm(words.float() + places.float()).to(self._dtype)
-        attended = {name: inputs[name] for name in ("offsets", *plan.arrays)}
-        if bucket is None or self._compiled is None:
-            return self._stack.run(x, attended, plan)
-        let_change(attended["offsets"])
-        return self._compiled(x, {**attended, "longest": changing(bucket.longest)}, plan)
-
-    def _bucket(self, lengths: Rows) -> Bucket | None:
-        """The size that a batch of texts of these lengths is filled up to; None if it runs as it is."""
-        return Bucket.of(lengths, self._longest) if self._filled_to(lengths) else None
-
-    def _filled_to(self, lengths: Rows) -> int | None:
-        """The tokens of that size."""
-        tokens = tokens_of_bucket(lengths)
-        captured = self._graphs is not None and tokens is not None and tokens <= self._graphs.most
-        return tokens if captured or self._compiled else None
+        return self._stack.run(x, inputs, plan)
 
 
 class _Stack:
