@@ -36,8 +36,6 @@ _NODES = Path("/sys/devices/system/node")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NEURON_LS = ["neuron-ls", "--json-output"]
 _AMD_SMI = ["amd-smi", "list", "-e", "--json"]
-#: The predecessor of amd-smi.
-_ROCM_SMI = ["rocm-smi", "--showuniqueid", "--showbus", "--json"]
 #: The vendors' packages put their tools into these folders, which are not always on PATH.
 _NEURON_TOOLS, _ROCM_TOOLS = "/opt/aws/neuron/bin", "/opt/rocm/bin"
 #: Time limit of a vendor's tool (seconds): on a GPU's first use, it waits for the driver.
@@ -156,23 +154,21 @@ def find_nvidia_gpus() -> list[Accelerator]:
 
 
 def find_amd_gpus() -> list[Accelerator]:
-    """The GPUs that `amd-smi`, or else `rocm-smi`, shows and no variable hides; none without these tools.
+    """The GPUs that `amd-smi` shows and no variable hides; none without the tool.
 
     A WorkerError if the tool fails, or its answer can't be read.
     """
-    for command, read in ((_AMD_SMI, _amd_smi_gpus), (_ROCM_SMI, _rocm_smi_gpus)):
-        answer = _output_of(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
-        if answer is None:
-            continue
-        try:
-            gpus = read(json.loads(answer))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WorkerError(f"{' '.join(command)} printed output that can't be parsed: {error!r}") from error
-        for variable in (ROCM_VARIABLE, next((name for name in HIP_VARIABLES if name in os.environ), "")):
-            if (visible := os.environ.get(variable)) is not None:
-                gpus = _visible_amd_gpus(gpus, variable, visible)
-        return gpus
-    return []
+    answer = _output_of(_AMD_SMI, shutil.which(_AMD_SMI[0]) or shutil.which(_AMD_SMI[0], path=_ROCM_TOOLS))
+    if answer is None:
+        return []
+    try:
+        gpus = _amd_gpus(json.loads(answer))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WorkerError(f"{' '.join(_AMD_SMI)} printed output that can't be parsed: {error!r}") from error
+    for variable in (ROCM_VARIABLE, next((name for name in HIP_VARIABLES if name in os.environ), "")):
+        if (visible := os.environ.get(variable)) is not None:
+            gpus = _visible_amd_gpus(gpus, variable, visible)
+    return gpus
 
 
 def find_neuron_cores() -> list[Accelerator]:
@@ -318,20 +314,12 @@ def _visible_gpus(gpus: Sequence[Accelerator], visible: str) -> list[Accelerator
     return found
 
 
-def _amd_smi_gpus(answer: list[dict[str, Any]]) -> list[Accelerator]:
+def _amd_gpus(answer: list[dict[str, Any]]) -> list[Accelerator]:
     """The GPUs in HIP's order, which is not the tool's."""
     shown = [each for each in answer if "gpu" in each]
     return [
         _amd_gpu(int(each["gpu"]), str(each["hip_uuid"]), str(each["bdf"]))
         for each in sorted(shown, key=lambda each: int(each["hip_id"]))
-    ]
-
-
-def _rocm_smi_gpus(answer: dict[str, dict[str, Any]]) -> list[Accelerator]:
-    """The GPUs in the tool's order."""
-    shown = sorted((int(name[4:]), facts) for name, facts in answer.items() if name.startswith("card"))
-    return [
-        _amd_gpu(index, f"GPU-{int(str(facts['Unique ID']), 16):016x}", str(facts["PCI Bus"])) for index, facts in shown
     ]
 
 
