@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.queueing.broker import Broker
 from embedctl.waiting.results import Vectors
 from tests.support.here import Here
 from tests.support.jobs import reference
-from tests.support.waiting import PATIENCE_S, eventually
 
 REQUESTS: list[dict[str, Any]] = [
     {
@@ -90,43 +87,3 @@ def test_a_batch_file_is_told_by_its_first_line_and_answered(here: Here) -> None
     fetched = here.embedctl("fetch", job, "-o", "out.parquet")
     assert (fetched.returncode, "Not in" in fetched.stderr) == (3, False)
     assert pq.read_table(here.folder / "out.parquet")["id"].to_pylist()[-3:] == ["empty", "empty", "long"]
-
-
-@pytest.mark.parametrize("how", ["gone while it is fetched", "stopped while it is submitted"])
-def test_a_job_that_ends_early_has_a_line_for_each_request(here: Here, how: str) -> None:
-    here.start_worker("slow")
-    gone = how.startswith("gone")
-    rows = [{"custom_id": f"r{i}", "body": {"input": f"{i} " + "word " * 40}} for i in range(60 if gone else 200)]
-
-    def end() -> None:
-        eventually(lambda: [job for job in Broker.shared(here.settings).jobs.newest() if job.done >= 5])
-        (job,) = Broker.shared(here.settings).jobs.newest()
-        if gone:
-            eventually(
-                lambda: (
-                    here.raw.delete(*here.raw.scan_iter(f"*{job.id}*")) and not list(here.raw.scan_iter(f"*{job.id}*"))
-                )
-            )
-        else:
-            here.embedctl("stop", job.id)
-
-    ending = threading.Thread(target=end)
-    ending.start()
-    limits = {} if gone else {"LIMIT_HIGH_WATER_BYTES": "2000"}
-    options = ["--class", "slow", "--chunk-size", "5", "-o", "r.jsonl"]
-    done = here.embedctl("submit", write(here.folder, rows), *options, **limits)
-    ending.join(PATIENCE_S)
-    assert (done.returncode, "Traceback" in done.stderr) == (4 if gone else 1, False), done.stderr
-    written = [*lines_of(here.folder / "r.jsonl"), *lines_of(here.folder / "r.errors.jsonl")]
-    lines = sorted(written, key=lambda line: int(line["custom_id"][1:]))
-    assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows], done.stderr
-    codes = {line["error"]["code"] for line in lines if line["response"] is None}
-    assert codes == {"batch_expired" if gone else "batch_cancelled"}
-    answered = {line["custom_id"]: line for line in lines if line["response"]}
-    assert_answered([*answered.values()], [row for row in rows if row["custom_id"] in answered])
-    if not gone:
-        printed = here.embedctl("fetch", done.stdout.strip(), "-o", "-", "-i", "requests.jsonl")
-        again = [json.loads(line) for line in printed.stdout.splitlines()]
-        assert [(line["custom_id"], line["error"]) for line in again] == [
-            (line["custom_id"], line["error"]) for line in lines
-        ]

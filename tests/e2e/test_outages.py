@@ -135,27 +135,6 @@ def test_a_worker_whose_connections_are_half_open(here: Here, proxy: Proxy) -> N
 
 
 @pytest.mark.slow
-def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(here: Here, redis_server: RedisServer) -> None:
-    worker = here.start_worker("slow")
-    gate = threading.Event()
-    submitted = in_background(
-        lambda: enqueue_embeddings(held_at(23, gate), hardware="slow", chunk_size=5, settings=here.settings)
-    )
-    job = active_job(here.broker)
-    waited = in_background(lambda: job.wait(timeout=60))
-    eventually(lambda: job.status().chunks == 4 and worker.row().holding)
-    redis_server.stop()
-    gate.set()
-    eventually(lambda: "held back" in worker.log(), show=worker.log)
-    time.sleep(8)  # everybody has noticed, and it outlasts their first tries
-    redis_server.start()
-    assert submitted.result(60).id == job.id
-    assert waited.result(60).done == len(TEXTS)
-    assert_whole(job)
-    assert worker.process.poll() is None
-
-
-@pytest.mark.slow
 def test_who_was_cut_off_too_takes_nobody_for_dead(here: Here, settings: Settings, redis_server: RedisServer) -> None:
     texts = [*TEXTS, *TEXTS]
     # Who comes back within two leases is not taken for dead: ten seconds, in which a busy machine gets there.

@@ -47,12 +47,6 @@ CPUS = [min(core) for core in NEAR.cores[:2]]
 
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="the workers here need two physical cores")
 
-BROKEN = """
-[classes.broken]
-backend = "dummy"
-options = {colour = "red"}
-"""
-
 
 @dataclass
 class Up:
@@ -128,11 +122,6 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
                 up.process.wait()
         if up.process.stdout:
             up.process.stdout.close()
-
-
-def configure(short_folder: Path, more: str) -> None:
-    config = short_folder / "embedctl.toml"
-    config.write_text(config.read_text() + more)
 
 
 def submit(settings: Settings, records: int) -> Job:
@@ -291,16 +280,6 @@ def test_a_private_redis_that_dies_ends_all_and_its_data_stays(environment: dict
     assert "embedctl up: the private Redis ended with status -9" in up.said()
     assert not any(map(is_running, started))
     assert list(folder.glob("appendonly*"))
-
-
-def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Path, start_up: StartUp) -> None:
-    configure(short_folder, BROKEN)
-    up = start_up("--class", "broken")
-    assert up.ended() == 2
-    said = up.said()
-    assert said.count("embedctl worker: backend 'dummy' has no option colour") == 1
-    assert "given up: ended with status 2 (it is not configured as it must be) before it was ready" in said
-    assert said.splitlines()[-1] == "embedctl up: no worker is left: all of them failed and were given up"
 
 
 @pytest.mark.parametrize(

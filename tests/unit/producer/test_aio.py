@@ -20,7 +20,6 @@ from embedctl.waiting import waiter
 from embedctl.waiting.waiter import NotYet, Relay, Waiter
 from embedctl_config import retry
 from embedctl_config.errors import BrokerFull, WaitTimeout
-from embedctl_config.retry import RETRY_S
 from tests.support.clocks import SleptClock
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -217,32 +216,11 @@ def test_a_pause_ends_with_the_time_to_wait(clock: SleptClock) -> None:
     assert clock.now == pytest.approx(1010)
 
 
-def test_a_redis_that_stays_away_is_given_up(clock: SleptClock) -> None:
-    with pytest.raises(BrokerUnavailable, match="away"):
-        looking(raising_until(clock, 9999, BrokerUnavailable("away")))
-    assert RETRY_S < clock.now - 1000 < RETRY_S + 3
-
-
 @pytest.mark.parametrize("error", [BrokerUnavailable("away"), BrokerFull("full")])
 def test_a_deadline_ends_the_wait_for_redis_as_a_timeout(clock: SleptClock, error: Exception) -> None:
     with pytest.raises(WaitTimeout, match=str(error)):
         looking(raising_until(clock, 9999, error), deadline=1010)
     assert clock.now == pytest.approx(1010)
-
-
-def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: SleptClock) -> None:
-    looks = itertools.count()
-
-    def look() -> str:
-        if clock.now > 1000 + 3 * RETRY_S:
-            return "seen"
-        raise NOT_YET if next(looks) % 2 else BrokerUnavailable("away")
-
-    assert looking(look) == "seen"
-
-
-def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: SleptClock) -> None:
-    assert looking(raising_until(clock, 1000 + 10 * RETRY_S, BrokerFull("full"))) == "seen"
 
 
 def test_what_asks_once_says_at_once_that_redis_is_away(job: AsyncJob, monkeypatch: pytest.MonkeyPatch) -> None:
