@@ -54,7 +54,7 @@ class HardwareClass:
         backend: an alias known to `embedctl_workers.backends`.
         precision: the accuracy that the class promises for its vectors.
         prefetch: chunks that a worker holds at once: it encodes one and prepares the others.
-        token_budget: maximum tokens in a batch, including any padding; 0: `model tune`'s, or the backend's default.
+        token_budget: maximum tokens in a batch, including any padding; 0: the backend's default.
         workers_per_device: workers of `embedctl up` on each GPU or set of CPUs; 0: those that `model tune` found, or 1.
         models: the models that a worker of this class serves if its command names no model.
         options: the backend's own settings.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.commands.tune import _measured
+from embedctl_workers.commands.measuring_processes import measuring
 from embedctl_workers.machine.devices import cores_of
 from tests.support.machines import GPUS, play_gpus
 from tests.support.processes import before_all_else, children, command_line, is_running
@@ -31,8 +31,9 @@ def _configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_said_so(capfd: pytest.CaptureFixture[str]) -> None:
-    cpu = min(os.sched_getaffinity(0))
-    with pytest.raises(ModelError, match="can't be measured"), _measured("odd", "dummy", [frozenset({cpu})]):
+    program = [sys.executable, "-m", "embedctl_workers.measuring.tune_process", "odd", "dummy"]
+    command = [*program, str(min(os.sched_getaffinity(0))), "1"]
+    with pytest.raises(ModelError, match="can't be measured"), measuring("dummy", [command]):
         pass
     assert "unknown" in capfd.readouterr().err
 
@@ -112,7 +113,7 @@ def test_a_second_worker_is_found_where_the_host_is_busy(one_gpu: Callable[[str]
     cpus = [min(core) for core in cores_of(os.sched_getaffinity(0))[:2]]
     command = [*TUNE, "--cpus", ",".join(map(str, cpus))]
     found = json.loads(run(*command).stdout)
-    assert (found["workers"], found["threads"], found["cpus"], found["budgets"]) == (2, 1, 2, {})
+    assert (found["workers"], found["threads"], found["cpus"]) == (2, 1, 2)
     up = run("up", "--dry-run", "--class", "shared", "--model", "tuned", *command[-2:])
     assert up.stdout.count("--gpu-workers 2") == 2
     assert "2 workers of class shared on gpu GPU-1" in up.stderr
@@ -129,12 +130,12 @@ def test_a_search_that_is_killed_leaves_no_process_behind(one_gpu: Callable[[str
     one_gpu("seconds_to_load = 3600.0")
     process = subprocess.Popen([sys.executable, "-m", "embedctl", *TUNE], stdout=subprocess.DEVNULL)
 
-    def measuring() -> list[int]:
+    def started_ones() -> list[int]:
         return [pid for pid in children(process.pid) if b"measuring.tune_process" in command_line(pid)]
 
     try:
-        eventually(measuring, what="a measuring process")
-        started = measuring()
+        eventually(started_ones, what="a measuring process")
+        started = started_ones()
     finally:
         process.kill()
         process.wait()

@@ -50,7 +50,7 @@ LEFT: dict[str, str] = {
     "producer/embedctl/store/jobs.py:complete": "a lease of three, and a result of three",
     "producer/embedctl/store/stored_files.py:make": "the arguments of a script, which files and batches share",
     "workers/embedctl_workers/backends/dummy.py:__init__": "the options of a backend, which a class passes by name",
-    "workers/embedctl_workers/commands/tune_gpu.py:search": "the options of a command, and who is told",
+    "workers/embedctl_workers/commands/tune_search.py:search": "the options of a command, and who is told",
     "workers/embedctl_workers/models/pulling/pull.py:pull": "public: independent choices, three of them with a default",
     "workers/embedctl_workers/serving/metrics.py:__init__": "a flat list of metrics, one after the other",
 }

@@ -206,7 +206,7 @@ def test_tuning_is_found_by_model_class_and_number_of_cpus(tmp_path: Path) -> No
         (folder / "model.safetensors").write_text(name)
         models[name] = ModelEntry(source=str(folder))
         if workers_found:
-            tuned = Tuned(budgets={1: 512}, workers=workers_found, threads=1, cpus=4, tokens_per_s=1.0)
+            tuned = Tuned(workers=workers_found, threads=1, cpus=4, tokens_per_s=1.0)
             save_tuned(tuned, CLASSES["cpu"], resolve_model(name, models[name]).fingerprint, tmp_path / "cache")
     settings = SETTINGS.replace(models=models, cache_dir=str(tmp_path / "cache"))
     four = frozenset(range(4))
@@ -219,7 +219,7 @@ def test_tuning_is_found_by_model_class_and_number_of_cpus(tmp_path: Path) -> No
     # What was found for one kind of GPU is nothing for another, or for a part of it.
     a100 = Accelerator("gpu", 0, "GPU-0", "A100", memory=81920)
     fingerprint = resolve_model("tuned", models["tuned"]).fingerprint
-    save_tuned(Tuned({}, 4, 1, 4, 1.0), CLASSES["gpu"], fingerprint, tmp_path / "cache", a100)
+    save_tuned(Tuned(4, 1, 4, 1.0), CLASSES["gpu"], fingerprint, tmp_path / "cache", a100)
     on = partial(workers_as_tuned, settings, "gpu", ["tuned"])
     assert on(four, a100) == on(four, replace(a100, index=1, uid="GPU-1")) == 4
     assert on(frozenset(range(2)), a100) == 1

@@ -27,7 +27,7 @@ from embedctl_workers.models.tuning import Tuned, load_tuned, save_tuned
 from tests.support.artifacts import MINE, Fill
 
 FILES = ModelFiles("a/model", Path("/models/a"), "ab" * 32)
-TUNED = Tuned(budgets={1: 512}, workers=1, threads=1, cpus=1, tokens_per_s=1.0)
+TUNED = Tuned(workers=1, threads=1, cpus=1, tokens_per_s=1.0)
 
 
 @pytest.fixture

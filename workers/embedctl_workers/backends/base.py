@@ -64,7 +64,7 @@ class Backend(Protocol):
     #: How many batches may wait for :meth:`finish` while the next one is begun; 0 if :meth:`forward` returns only when
     #: the batch is done.
     ahead: int = 0
-    #: Default upper bound of a batch's size in tokens; the class or `model tune` may set another.
+    #: Default upper bound of a batch's size in tokens; the class may set another.
     token_budget: int = DEFAULT_TOKEN_BUDGET
     #: The cost of a batch in addition to its padded rows, in tokens: batches are cut where that saves more padding than
     #: it costs. None if rows are not padded, or are padded to the sizes of buckets.

@@ -29,9 +29,7 @@ class Finding:
         workers = f"{plural(tuned.workers, 'worker')} × {plural(tuned.threads, 'thread')}"
         if self.gpu is not None:
             workers = f"{plural(tuned.workers, 'worker')} on each {self.gpu.name or self.gpu.uid}"
-        words = f"{workers}, with {plural(tuned.cpus, 'CPU')}: {tuned.tokens_per_s:,.0f} tokens/s"
-        budgets = [f"{budget} with {plural(threads, 'thread')}" for threads, budget in sorted(tuned.budgets.items())]
-        return words + (f"; token budget {', '.join(budgets)}" if budgets else "")
+        return f"{workers}, with {plural(tuned.cpus, 'CPU')}: {tuned.tokens_per_s:,.0f} tokens/s"
 
     def as_json(self) -> dict[str, Any]:
         return {

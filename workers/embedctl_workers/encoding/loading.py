@@ -8,7 +8,6 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.prompts import prompts_of
-from embedctl_workers.models.tuning import token_budget
 
 
 def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: Host) -> ChunkEncoder:
@@ -17,8 +16,5 @@ def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: 
         hardware.backend, model, entry=settings.models.get(model), host=host, options=hardware.options
     )
     backend.warm_up()
-    budget = token_budget(
-        hardware, backend.fingerprint, threads=host.threads, cache=host.cache, default=backend.token_budget
-    )
     prompts = prompts_of(backend.reference.files.folder) if backend.reference else {}
-    return ChunkEncoder(backend, budget, model=model, prompts=prompts)
+    return ChunkEncoder(backend, hardware.token_budget or backend.token_budget, model=model, prompts=prompts)

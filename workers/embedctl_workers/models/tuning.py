@@ -1,11 +1,10 @@
-"""The results of `embedctl model tune` for a model on this machine, and the defaults without them."""
+"""The results of `embedctl model tune` for a model on this machine, and what needs no tuning."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
 
-#: Tokens of a batch on a CPU without tuning: within 5 % of the best for every model and CPU that was measured.
+#: Tokens of a batch on a CPU: within 5 % of the best for every model and CPU that was measured.
 DEFAULT_TOKEN_BUDGET = 1024
 #: What a padded batch costs on CPUs beside its rows × longest row, in tokens. A line through the times of batches of 8
 #: to 1,024 tokens with onnxruntime (all-MiniLM-L6-v2 and bge-small's shape, fp32 and int8) begins at 21 to 29 with a
@@ -26,22 +25,13 @@ PADDED_BATCH_COST = 32
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best settings found for a model and a hardware class on this kind of CPU and, if one is needed, of GPU."""
+    """What was found for a model and a hardware class on this kind of CPU and, if one is needed, of GPU."""
 
-    budgets: Mapping[int, int]  #: token budget by compute threads of a worker; none for a GPU, where memory decides it
     #: how many workers share the CPUs or the GPU, and how many compute threads each has
     workers: int
     threads: int
     cpus: int  #: how many CPUs the workers shared
     tokens_per_s: float  #: of all workers together
-
-
-def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path, default: int) -> int:
-    """The budget that the class sets, else, on CPUs, the one tuned for this number of threads, else the default."""
-    if hardware.token_budget or hardware.device != "cpu":
-        return hardware.token_budget or default
-    tuned = load_tuned(hardware, fingerprint, cache)
-    return tuned.budgets.get(threads, default) if tuned else default
 
 
 def advised_workers(
@@ -61,9 +51,7 @@ def load_tuned(
         if wrong := distrusted(path):
             log.warning("%s is not trusted, so defaults hold: %s", path, wrong)
             return None
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        facts["budgets"] = {int(threads): int(budget) for threads, budget in facts["budgets"].items()}
-        tuned = Tuned(**facts)
+        tuned = Tuned(**json.loads(path.read_text(encoding="utf-8")))
         if type(tuned.workers) is not int or not 1 <= tuned.workers <= tuned.cpus:
             raise ValueError(f"workers is {tuned.workers!r}, cpus {tuned.cpus!r}")  # noqa: TRY301  (as for other faults)
         return tuned

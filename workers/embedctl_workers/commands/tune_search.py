@@ -1,4 +1,4 @@
-"""A short measured search for the number of workers on a GPU."""
+"""A short measured search for the number of workers that share some CPUs, and perhaps a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
@@ -17,39 +18,49 @@ from embedctl_workers.machine.discovery import CpuSet, discover
 from embedctl_workers.models.tuning import Tuned
 from embedctl_workers.supervising.plan import PlannedWorker, make_plan
 
-#: More workers take longer to load than they are likely to gain.
-_NUMBERS = (1, 2, 4, 8)
+#: On a GPU, more workers take longer to load than they are likely to gain.
+_MOST_ON_A_GPU = 8
 #: Time per measurement (seconds), and how many there are for each number; a shorter one before them warms up.
 _SECONDS, _ROUNDS, _WARM_UP_S = 2.0, 3, 1.0
-#: More workers must be faster by this factor: each holds a context and the weights, and less is left for batches.
+#: More workers must be faster by this factor: each holds the weights, and on a GPU, less is left for batches.
 _WORTH = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """A number of workers on a GPU, each with a part of the CPUs, and their rate: tokens/s of all together."""
+    """A number of workers, each with a part of the CPUs, and their rate: tokens/s of all together."""
 
     workers: tuple[PlannedWorker, ...]
     rate: float
     engine: str
     fingerprint: str
 
+    @property
+    def cpus(self) -> int:
+        """How many CPUs they share."""
+        return len(frozenset().union(*(worker.cpus.cpus for worker in self.workers)))
+
+    @property
+    def tuned(self) -> Tuned:
+        return Tuned(len(self.workers), self.workers[0].cpus.threads, self.cpus, round(self.rate, 1))
+
     def __str__(self) -> str:
-        return f"{plural(len(self.workers), 'worker')} ({self.engine}): {self.rate:,.0f} tokens/s"
+        threads = plural(self.workers[0].cpus.threads, "thread")
+        return f"{plural(len(self.workers), 'worker')} × {threads} ({self.engine}): {self.rate:,.0f} tokens/s"
 
 
 def search(
     settings: Settings,
     hardware: str,
     model: str,
-    accelerator: Accelerator,
+    accelerator: Accelerator | None,
     cpus: str | None,
     on_found: Callable[[str], None],
 ) -> Sharing:
     """The smallest number of workers that no other number beats clearly; `on_found` gets a line about each number.
 
-    They divide `cpus`; None for those that `embedctl up` gives the workers of this GPU. A ModelError if not even one
-    worker can be measured, a SettingsError if `cpus` is not a list of available CPUs.
+    They divide `cpus`; None for all of them, or with a GPU for those that `embedctl up` gives its workers. A ModelError
+    if not even one worker can be measured, a SettingsError if `cpus` is not a list of available CPUs.
     """
     best: Sharing | None = None
     for workers in _ways(hardware, model, accelerator, _cpus(settings, hardware, accelerator, cpus)):
@@ -68,18 +79,8 @@ def search(
     return best
 
 
-def as_tuned(found: Sharing) -> Tuned:
-    return Tuned(
-        budgets={},
-        workers=len(found.workers),
-        threads=found.workers[0].cpus.threads,
-        cpus=len(frozenset().union(*(worker.cpus.cpus for worker in found.workers))),
-        tokens_per_s=round(found.rate, 1),
-    )
-
-
-def _cpus(settings: Settings, hardware: str, accelerator: Accelerator, cpus: str | None) -> CpuSet:
-    if cpus is None:
+def _cpus(settings: Settings, hardware: str, accelerator: Accelerator | None, cpus: str | None) -> CpuSet:
+    if accelerator is not None and cpus is None:
         plan = make_plan(settings, discover(), classes=[hardware])
         here = [each for each in plan.workers if each.accelerator and each.accelerator.uid == accelerator.uid]
         chosen = frozenset().union(*(each.cpus.cpus for each in here))
@@ -88,13 +89,16 @@ def _cpus(settings: Settings, hardware: str, accelerator: Accelerator, cpus: str
     return CpuSet(tuple(cores_of(chosen)), thread_count(chosen))
 
 
-def _ways(hardware: str, model: str, accelerator: Accelerator, cpus: CpuSet) -> Iterator[tuple[PlannedWorker, ...]]:
-    """The workers of each number, as long as each has a core."""
-    for number in _NUMBERS:
-        if number <= len(cpus.cores):
-            yield tuple(
-                PlannedWorker(hardware, part, (model,), accelerator, sharing=number) for part in cpus.shared_out(number)
-            )
+def _ways(
+    hardware: str, model: str, accelerator: Accelerator | None, cpus: CpuSet
+) -> Iterator[tuple[PlannedWorker, ...]]:
+    """The workers of each number, as long as each has a core and computes with a thread of its own."""
+    most = min(len(cpus.cores), cpus.threads) if accelerator is None else min(len(cpus.cores), _MOST_ON_A_GPU)
+    for number in takewhile(lambda number: number <= most, (1 << power for power in count())):
+        sharing = 1 if accelerator is None else number
+        yield tuple(
+            PlannedWorker(hardware, part, (model,), accelerator, sharing=sharing) for part in cpus.shared_out(number)
+        )
 
 
 def _measure(workers: tuple[PlannedWorker, ...]) -> Sharing:
@@ -105,9 +109,8 @@ def _measure(workers: tuple[PlannedWorker, ...]) -> Sharing:
 
 
 def _command(worker: PlannedWorker) -> list[str]:
-    assert worker.accelerator is not None
     return [
         *(sys.executable, "-m", "embedctl_workers.measuring.tune_process"),
         *(worker.hardware, worker.models[0], format_cpus(worker.cpus.cpus), str(worker.cpus.threads)),
-        *(worker.accelerator.uid, str(worker.sharing)),
+        *((worker.accelerator.uid, str(worker.sharing)) if worker.accelerator else ()),
     ]
