@@ -11,13 +11,13 @@ Both begin with the same 36 bytes, all little-endian::
     32  u32  rows
 
 Scripts read the digest from both at the same place. A *column* is u32 lengths, one per row, then the bytes; length
-0xFFFFFFFF is null.
+0xFFFFFFFF is null. *Ids* are u8, the type of all of them (embedctl_config.record_ids.Kind), and a column.
 
-Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[rows]``], [``column kept``]. A kept cell
+Input: ``u8 kinds[rows]``, ``column texts``, [``ids``], [``u64 positions[rows]``], [``column kept``]. A kept cell
 is a record's kept fields: one JSON object, in UTF-8.
 
 Result: ``u32 dim``, ``u8 dtype`` (1 = float32, 2 = float16), ``32s fingerprint``, ``column (precision, backend)``,
-``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], [``u32 tokens[rows]``],
+``u32 crc32[rows]`` of the input's rows, [``ids``], [``u64 positions[rows]``], [``u32 tokens[rows]``],
 ``u32 n``, ``u32 row[n]``, ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``,
 [``column kept``], zero bytes up to a multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed
 record's row is NaN. A class's own bounds, if any, follow the precision after a space. The vectors' crc32, eight
@@ -36,6 +36,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from embedctl_config.errors import WireForeign, WireTruncated, WireVersion
+from embedctl_config.record_ids import IdType, Kind, RecordId, from_wire, to_wire
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
@@ -89,15 +90,15 @@ class ErrorCode(StrEnum):
 class ChunkInput:
     """Records of one job that travel together.
 
-    `kinds` and `texts` have one entry per row; a text is UTF-8. `ids` is None if the job has none. `positions` is None
-    if the records are consecutive from `first`. `kept` has a JSON object per row, in UTF-8; it is None if the job keeps
-    no fields.
+    `kinds` and `texts` have one entry per row; a text is UTF-8. `ids` is None if the job has none; they have one type.
+    `positions` is None if the records are consecutive from `first`. `kept` has a JSON object per row, in UTF-8; it is
+    None if the job keeps no fields.
     """
 
     first: int
     kinds: bytes
     texts: Sequence[bytes]
-    ids: Sequence[str | None] | None = None
+    ids: Sequence[RecordId | None] | None = None
     positions: Sequence[int] | None = None
     kept: Sequence[bytes] | None = None
 
@@ -111,7 +112,7 @@ class ChunkInput:
             crc = zlib.crc32(text, self.kinds[row])
             if self.ids is not None:
                 label = self.ids[row]
-                crc = zlib.crc32(b"" if label is None else b"\0" + label.encode(), crc)
+                crc = zlib.crc32(b"" if label is None else bytes([IdType.of(label).kind]) + to_wire(label), crc)
             if self.kept is not None:
                 crc = zlib.crc32(self.kept[row], zlib.crc32(b"\1", crc))
             sums.append(crc)
@@ -167,7 +168,7 @@ class ChunkResult:
     backend: str
     vectors: bytes | memoryview
     checksums: Sequence[int]
-    ids: Sequence[str | None] | None = None
+    ids: Sequence[RecordId | None] | None = None
     positions: Sequence[int] | None = None
     errors: Sequence[RecordError] = ()
     truncations: Sequence[Truncation] = field(default=())
@@ -333,23 +334,33 @@ def _column(cells: Sequence[bytes | None]) -> bytes:
     return b"".join([struct.pack(f"<{len(cells)}I", *lengths), *(cell for cell in cells if cell)])
 
 
-def _optional_columns(ids: Sequence[str | None] | None, positions: Sequence[int] | None) -> tuple[int, list[bytes]]:
+def _optional_columns(
+    ids: Sequence[RecordId | None] | None, positions: Sequence[int] | None
+) -> tuple[int, list[bytes]]:
     flags, columns = 0, []
     if ids is not None:
         flags |= _HAS_IDS
-        columns.append(_column([None if label is None else label.encode() for label in ids]))
+        kinds = {IdType.of(label).kind for label in ids if label is not None} or {Kind.TEXT}
+        if len(kinds) > 1:
+            raise ValueError("the ids of a chunk have several types")
+        columns.append(bytes(kinds) + _column([None if label is None else to_wire(label) for label in ids]))
     if positions is not None:
         flags |= _HAS_POSITIONS
         columns.append(struct.pack(f"<{len(positions)}Q", *positions))
     return flags, columns
 
 
-def _read_optional_columns(cursor: _Cursor, flags: int, rows: int) -> tuple[list[str | None] | None, list[int] | None]:
-    ids: list[str | None] | None = None
+def _read_optional_columns(
+    cursor: _Cursor, flags: int, rows: int
+) -> tuple[list[RecordId | None] | None, list[int] | None]:
+    ids: list[RecordId | None] | None = None
     if flags & _HAS_IDS:
+        (kind,) = cursor.take(1)
         column = cursor.column(rows)
-        words = _words(column)
-        ids = [None if cell is None else word for cell, word in zip(column, words, strict=True)]
+        try:
+            ids = [None if cell is None else from_wire(kind, cell) for cell in column]
+        except ValueError as error:
+            raise WireForeign(f"a chunk holds an id that is none: {error}") from None
     positions = cursor.numbers(rows, "Q") if flags & _HAS_POSITIONS else None
     return ids, positions
 

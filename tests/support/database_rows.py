@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from embedctl.corpus.records import make_record
 from embedctl.destinations import writing
-from embedctl.destinations.interface import Batch, Contract
+from embedctl.destinations.interface import Batch, Contract, Row
 from embedctl.sync.comparison import Difference, Limit, compare, delete_missing
+from embedctl_config.record_ids import RecordId
 from tests.support.databases import CONTRACT, Database
 
 #: Another model's.
@@ -22,7 +24,7 @@ def written(table: Database, *batches: Batch, contract: Contract = CONTRACT) -> 
             destination.write(each)
 
 
-def refused(table: Database, batch: Batch, *, options: str = "") -> dict[str | None, str]:
+def refused(table: Database, batch: Batch, *, options: str = "") -> dict[RecordId | None, str]:
     """Deliver a batch; returns the ids that the database refuses, and why."""
     with table.delivery(options=options) as destination:
         return {each.id: each.reason for each in writing.write(destination, batch)}
@@ -33,14 +35,14 @@ def holds_rows(table: Database, contract: Contract = CONTRACT) -> bool:
         return destination.open(contract)
 
 
-def rows_of(table: Database) -> dict[str, bytes | None]:
+def rows_of(table: Database) -> dict[RecordId, bytes | None]:
     with table.delivery() as destination:
         found = list(destination.ids())
     assert len(dict(found)) == len(found)
     return dict(found)
 
 
-def deleted(table: Database, rows: list[tuple[str, bytes | None]]) -> int:
+def deleted(table: Database, rows: Sequence[Row]) -> int:
     with table.delivery() as destination:
         return destination.delete(rows)
 

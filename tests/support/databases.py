@@ -16,6 +16,7 @@ import pytest
 from embedctl.destinations.interface import Batch, Contract, Destination
 from embedctl.destinations.registry import destination_of
 from embedctl.waiting.results import Vectors
+from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 from tests.support.packages import need
 from tests.support.qdrant_server import QdrantServer
@@ -29,7 +30,7 @@ KINDS = ("pgvector", "qdrant", "qdrant-http", "lancedb")
 _number = itertools.count()
 
 #: Id → vector, and kept fields.
-Rows = Mapping[str, tuple[Vectors, Any]]
+Rows = Mapping[RecordId, tuple[Vectors, Any]]
 
 
 class Database(ABC):
@@ -240,10 +241,10 @@ def database(request: pytest.FixtureRequest, kind: str, folder: Path) -> Databas
     return Qdrant(folder / "qdrant") if kind == "qdrant" else Lance(folder / "lance")
 
 
-def batch(ids: Sequence[str], *, seed: int = 0, kept: Sequence[Mapping[str, Any]] | None = None) -> Batch:
+def batch(ids: Sequence[RecordId], *, seed: int = 0, kept: Sequence[Mapping[str, Any]] | None = None) -> Batch:
     """Records with random vectors of unit length, each made from a text that is its id and the seed."""
     fields = None if kept is None else [json.dumps(each) for each in kept]
-    sources = list(CONTRACT.sources(f"{label} {seed}".encode() for label in ids))
+    sources = list(CONTRACT.sources(f"{label!s} {seed}".encode() for label in ids))
     return Batch(list(ids), unit_vectors(len(ids), DIM, seed), sources, fields, np.arange(len(ids)))
 
 
@@ -251,6 +252,6 @@ def assert_holds(database: Database, *batches: Batch, tolerance: float = 1e-6) -
     """The table holds these records and no others."""
     rows = database.rows()
     expected = {label: vector for each in batches for label, vector in zip(each.ids, each.vectors, strict=True)}
-    assert sorted(rows) == sorted(expected)
+    assert rows.keys() == expected.keys()
     for label, vector in expected.items():
         np.testing.assert_allclose(rows[label][0], vector, rtol=0, atol=tolerance)

@@ -12,6 +12,7 @@ import pytest
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable
+from embedctl_config.record_ids import RecordId
 
 CONTRACT = Contract("aa" * 32, "m", "fp32", {}, 4)
 
@@ -27,14 +28,14 @@ class Memory(Destination):
     name = "memory:"
 
     def __init__(self, away: int = 0) -> None:
-        self.rows: dict[str, tuple[np.ndarray, bytes | None]] = {}
+        self.rows: dict[RecordId, tuple[np.ndarray, bytes | None]] = {}
         self.away = away
         self.steps: list[str] = []
 
     def open(self, contract: Contract | None) -> bool:
         return bool(self.rows)
 
-    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+    def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         return {label: self.rows[label][1] for label in ids if label in self.rows}
 
     def ids(self) -> Iterator[Row]:
@@ -46,8 +47,8 @@ class Memory(Destination):
         if self.away:
             self.away -= 1
             raise DestinationUnavailable("memory: is away")
-        if bad := [label for label in batch.ids if label.startswith("bad")]:
-            raise DestinationRefused(f"memory: refuses {bad[0]}")
+        if bad := [label for label in batch.ids if str(label).startswith("bad")]:
+            raise DestinationRefused(f"memory: refuses {bad[0]!s}")
         for (label, source), vector in zip(batch.rows, batch.vectors, strict=True):
             self.rows[label] = vector, source
 

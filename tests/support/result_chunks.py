@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
+from embedctl_config.record_ids import RecordId
 from embedctl_config.wire import ErrorCode
 
 
@@ -22,14 +23,16 @@ def result_chunk(
     vectors: Vectors,
     *,
     first: int = 0,
-    ids: Sequence[str | None] | None = None,
+    ids: Sequence[RecordId | None] | None = None,
     failed: Collection[int] = (),
     truncated: Collection[int] = (),
     kept: list[Mapping[str, Any]] | None = None,
     tokens: Sequence[int] | None = None,
 ) -> ChunkVectors:
     """A chunk with these vectors, of which the rows in `failed` are errors, and those in `truncated` lost 7 tokens."""
-    names: list[str | None] = list(ids) if ids is not None else [f"id-{first + row}" for row in range(len(vectors))]
+    names: list[RecordId | None] = (
+        list(ids) if ids is not None else [f"id-{first + row}" for row in range(len(vectors))]
+    )
     vectors = vectors.copy()
     vectors[list(failed)] = np.nan
     return ChunkVectors(

@@ -21,6 +21,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
+from embedctl_config.record_ids import to_json
 
 
 @click.command()
@@ -121,7 +122,7 @@ def errors(job_id: str, as_json: bool) -> None:
     if as_json:
         with printed_array() as add:
             for error in found:
-                add(asdict(error))
+                add({**asdict(error), "id": to_json(error.id)})
         return
     for error in found:
         click.echo(printable(failed_line(error)))

@@ -13,6 +13,7 @@ from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.overview import average
 from embedctl.waiting.results import FailedRecord
 from embedctl_config.errors import ExitStatus, JobDrained, JobHeld, JobNotFound, JobStalled
+from embedctl_config.record_ids import as_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def failures_in(written: Sequence[Path | str]) -> str:
 
 
 def failed_line(error: FailedRecord) -> str:
-    name = "" if error.id is None else f" ({error.id})"
+    name = "" if error.id is None else f" ({as_text(error.id)})"
     return f"record {error.position}{name}: {error.code}: {error.message}"
 
 

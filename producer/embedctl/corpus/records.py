@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from embedctl_config.errors import InputError
+from embedctl_config.record_ids import RecordId, usable
 from embedctl_config.wire import ErrorCode, RecordKind
-
-#: The longest id of a record (bytes): the id travels with the record, and comes back with its vector.
-MAX_ID_BYTES = 1024
 
 #: A record as callers may pass it: text, or a mapping with text and an optional id.
 RecordLike = str | Mapping[str, Any]
@@ -22,11 +19,11 @@ class Record(NamedTuple):
 
     kind: RecordKind
     text: bytes
-    id: str | None = None
+    id: RecordId | None = None
     kept: bytes | None = None
 
 
-def make_record(text: object, label: str | None, max_bytes: int, kept: bytes | None = None) -> Record:
+def make_record(text: object, label: RecordId | None, max_bytes: int, kept: bytes | None = None) -> Record:
     """A record of a text field's value. A value that is not text becomes a record too, and only that record fails."""
     kind, data = _kind_and_bytes(text, max_bytes)
     return Record(kind, data, label, kept)
@@ -59,35 +56,22 @@ def _invalid_bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogatepass")
 
 
-def check_id(label: object, where: str) -> str | None:
-    """An id as text; None stays None. Raises InputError if the id is neither text nor a whole number, can't be written
-    as UTF-8, or is too long."""
+def check_id(label: object, where: str) -> RecordId | None:
+    """An id in its own type; None stays None. Raises InputError if an id has no such type, can't be written as UTF-8,
+    or is too long."""
     if label is None:
         return None
-    if hasattr(label, "__index__") and not isinstance(label, bool):
-        number = operator.index(label)
-        if number.bit_length() > 8 * MAX_ID_BYTES:  # Python refuses to convert a much longer number
-            raise _long_id(where)
-        label = str(number)
-    if not isinstance(label, str):
-        found = kind_of(label)
-        raise InputError(
-            f"{where}: an id must be text or a whole number, not {str(label)[:40] if found == _NUMBER else found}"
-        )
     try:
-        size = len(label.encode())
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: the id {label!r} is not valid UTF-8") from None
-    if size > MAX_ID_BYTES:
-        raise _long_id(where)
-    return label
-
-
-def _long_id(where: str) -> InputError:
-    return InputError(
-        f"{where}: the id is longer than {MAX_ID_BYTES:,} bytes. Name the field of a shorter one with --id-field (in "
-        "Python, give ids=), or leave ids out"
-    )
+        found = usable(label)
+    except ValueError as error:
+        raise InputError(f"{where}: the id {error}") from None
+    if found is None:
+        said = kind_of(label)
+        raise InputError(
+            f"{where}: an id must be text, a whole number, a UUID, a decimal, bytes or a date, not "
+            f"{str(label)[:40] if said == _NUMBER else said}"
+        )
+    return found
 
 
 def kind_of(value: object) -> str:
@@ -122,5 +106,6 @@ _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("dict", "OrderedDict", "defaultdict"), "an object"),
     "str": "a string",
     **dict.fromkeys(("bytes", "bytearray", "memoryview"), "bytes"),
-    **dict.fromkeys(("date", "datetime", "time", "timedelta", "Timestamp", "Timedelta"), "a date or a time"),
+    **dict.fromkeys(("datetime", "Timestamp"), "a date and a time"),
+    **dict.fromkeys(("date", "time", "timedelta", "Timedelta"), "a date or a time"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from embedctl.corpus.fields import MISSING, field_of, no_field
@@ -12,6 +12,7 @@ from embedctl.corpus.kept import kept_fields
 from embedctl.corpus.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl.corpus.records import Record, RecordLike, check_id, kind_of, make_record
 from embedctl_config.errors import InputError
+from embedctl_config.record_ids import IdType, RecordId
 
 #: The field of an id unless another is named. No row needs it.
 ID_FIELD = "id"
@@ -20,6 +21,28 @@ ID_FIELD = "id"
 _END = object()
 #: A record, or the error of a line that holds no record.
 Line = Record | InputError
+
+
+@dataclass(slots=True)
+class OneType:
+    """The type that the ids of a corpus have, once the first one was seen, and where that stands."""
+
+    found: IdType | None = None
+    where: str = ""
+
+    def check(self, label: RecordId | None, where: str) -> RecordId | None:
+        """The same id; raises InputError if it has another type than the first one."""
+        if label is None:
+            return None
+        kind = IdType.of(label)
+        if self.found is None:
+            self.found, self.where = kind, where
+        elif kind != self.found:
+            raise InputError(
+                f"{where}: the id is {kind.words}, and that of {self.where} is {self.found.words}: ids of one job have "
+                "one type, so write all of them as text"
+            )
+        return label
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +54,7 @@ class Rows:
     text_field: str = "text"
     id_field: str = ID_FIELD
     keep: Sequence[str] = ()
+    id_type: OneType = field(default_factory=OneType, init=False, compare=False)
 
     def line(self, row: Mapping[str, Any], where: str, *, absent: Any = MISSING) -> Line:
         """A row's record, or its error. Without `absent` to stand for it, a missing text field is one."""
@@ -40,7 +64,7 @@ class Rows:
         try:
             refuse_twice({self.text_field: text, self.id_field: label}, where)
             kept = kept_fields(row, self.keep, where)
-            return make_record(text, check_id(label, where), self.max_bytes, kept)
+            return make_record(text, self.id_type.check(check_id(label, where), where), self.max_bytes, kept)
         except InputError as error:
             return error
 
@@ -98,7 +122,7 @@ def _has(columns: Mapping[str, Any] | Iterable[str], path: str) -> bool:
 
 
 def records_of(
-    texts: Iterable[RecordLike], rows: Rows, ids: Iterable[str | int | None] | None = None
+    texts: Iterable[RecordLike], rows: Rows, ids: Iterable[RecordId | None] | None = None
 ) -> Iterator[Record]:
     """Records of strings, or of mappings, which are rows with a text and an optional id. The iterables are read lazily.
 
@@ -116,7 +140,7 @@ def records_of(
     return _records(texts, rows, ids)
 
 
-def _records(texts: Iterable[RecordLike], rows: Rows, ids: Iterable[str | int | None] | None) -> Iterator[Record]:
+def _records(texts: Iterable[RecordLike], rows: Rows, ids: Iterable[RecordId | None] | None) -> Iterator[Record]:
     labels = None if ids is None else iter(ids)
     checked = _Checked(rows.text_field)
     position = -1
@@ -135,7 +159,8 @@ def _records(texts: Iterable[RecordLike], rows: Rows, ids: Iterable[str | int | 
             label = next(labels, _END)
             if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, None if label is None else _check_label(label, where), rows.max_bytes, kept)
+        label = rows.id_type.check(_check_label(label, where), where)
+        yield make_record(text, label, rows.max_bytes, kept)
     if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
 
@@ -170,22 +195,13 @@ class _Checked:
         return value
 
 
-#: Types of ids that need no conversion. A tuple, because Python would build a union again for each record.
-_PLAIN_IDS = (str, int)
-
-
-def _check_label(label: object, where: str) -> str | None:
+def _check_label(label: object, where: str) -> RecordId | None:
     """An id of a caller in Python; None also for a missing value of pandas, and the value of an Arrow scalar."""
-    if isinstance(label, _PLAIN_IDS):
-        return check_id(label, where)
     value = python_value(label)
     if is_missing(value):
         return None
-    if not isinstance(value, str) and not hasattr(value, "__index__"):
-        instead = 'ids=df["id"].astype("Int64")' if isinstance(value, float) else "ids=map(str, ids)"
-        raise InputError(
-            f"{where}: an id must be text or a whole number, not of type {type(value).__name__}: give {instead}"
-        )
+    if isinstance(value, float):
+        raise InputError(f'{where}: an id can\'t be of type float: give ids=df["id"].astype("Int64")')
     return check_id(value, where)
 
 

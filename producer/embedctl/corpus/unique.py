@@ -13,6 +13,7 @@ import numpy.typing as npt
 from embedctl.corpus.records import Record
 from embedctl.corpus.runs import NAME, Entries, Runs, parts_of, starts_of
 from embedctl_config.errors import InputError
+from embedctl_config.record_ids import RecordId, to_wire
 
 #: Entries in memory (24 bytes each). More of them go to the disk.
 _HELD = 2**18
@@ -52,10 +53,10 @@ class UniqueIds:
     def __exit__(self, *_: object) -> None:
         self._runs.__exit__()
 
-    def add(self, label: str, place: int) -> None:
+    def add(self, label: RecordId, place: int) -> None:
         """Take an id, and a number by which the caller finds it again, larger than that of the id before, below 2**64.
         Raises InputError if there is no room for temporary files."""
-        self.add_digest(hashlib.blake2b(label.encode(), digest_size=16).digest(), place)
+        self.add_digest(hashlib.blake2b(to_wire(label), digest_size=16).digest(), place)
 
     def add_digest(self, digest: bytes, place: int) -> None:
         """As :meth:`add`, for 16 bytes of a digest."""

@@ -130,8 +130,10 @@ class Answers:
                 yield self._unanswered(self.open.custom_id, self.open.first)
                 self.open = None
             if self.open is None:
-                yield from self._not_run(position - index, chunk.ids[row])
-                self.open = _Open(chunk.ids[row], position - index, size, str(facts.get("encoding_format")))
+                label = chunk.ids[row]
+                custom_id = None if label is None else str(label)
+                yield from self._not_run(position - index, custom_id)
+                self.open = _Open(custom_id, position - index, size, str(facts.get("encoding_format")))
                 self._known = position - index + size
             # A copy, because the vector would keep its chunk in memory.
             tokens = 0 if chunk.tokens is None else int(chunk.tokens[row])

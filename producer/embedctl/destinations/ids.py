@@ -11,6 +11,7 @@ import numpy.typing as npt
 from embedctl.corpus.unique import UniqueIds
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import InputError
+from embedctl_config.record_ids import RecordId
 
 #: Records, or ids, that a message names.
 NAMED = 10
@@ -70,7 +71,7 @@ def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates)
     return left_out
 
 
-def _with_vectors(heads: Iterable[ChunkVectors]) -> Iterator[tuple[int, str | None]]:
+def _with_vectors(heads: Iterable[ChunkVectors]) -> Iterator[tuple[int, RecordId | None]]:
     for chunk in heads:
         failed = {error.position for error in chunk.errors}
         there = zip(chunk.positions.tolist(), chunk.ids, strict=True)

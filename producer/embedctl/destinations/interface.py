@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,15 +19,17 @@ import numpy.typing as npt
 from embedctl.store import JobSpec, JobStatus
 from embedctl_config.errors import OtherContract, OutputError
 from embedctl_config.fingerprint import deciding, job_fingerprint
+from embedctl_config.record_ids import TEXT, IdType, RecordId, as_text
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 #: Vectors as they are stored: float32 or float16, records × dimensions.
 Stored = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 #: The entry of a parquet file's footer, and of the file beside an array, that is the contract of its vectors.
 ABOUT = "embedctl.about"
 #: An id and the source of its row; None if the row does not tell from what it was made.
-Row = tuple[str, bytes | None]
+Row = tuple[RecordId, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Contract:
         dim: dimensions of a vector; 0 while no worker has told them, and in a file, which tells them itself.
         dtype: float32 or float16; of a file, which tells its numbers itself, float32.
         model_fingerprint: the model's part of the fingerprint; empty where none is kept.
+        ids: the type of the ids, as :class:`IdType` writes it; empty if it is not known.
     """
 
     fingerprint: str
@@ -50,6 +54,7 @@ class Contract:
     dim: int = 0
     dtype: str = "float32"
     model_fingerprint: str = ""
+    ids: str = ""
 
     @classmethod
     def of(cls, job: JobStatus | JobSpec, dim: int = 0, dtype: str = "float32", *, model: str | None = None) -> Self:
@@ -127,7 +132,7 @@ class Batch:
         positions: int64, of the records in the job.
     """
 
-    ids: Sequence[str]
+    ids: Sequence[RecordId]
     vectors: Stored
     sources: Sequence[bytes] | None = None
     kept: Sequence[str] | None = None
@@ -171,6 +176,8 @@ class Destination(ABC):
     #: A batch has about so many records, and no more than about so many bytes of vectors, ids and kept fields.
     batch_records: int = 5_000
     batch_bytes: int = 128 * 1024 * 1024
+    #: The type of the ids there, once it is open.
+    id_type: IdType = TEXT
 
     @abstractmethod
     def open(self, contract: Contract | None) -> bool:
@@ -185,11 +192,34 @@ class Destination(ABC):
 
         Raises:
             OtherContract: it is bound to another contract, or holds records that are bound to none.
-            OutputError: it has other columns.
+            OutputError: it has other columns, or ids of a type that those of the contract can't have.
         """
 
+    def take_ids(self, found: IdType, contract: Contract) -> None:
+        """Take note of the type of the ids there. Text holds ids of any type, and that is said."""
+        self.id_type, wanted = found, IdType.named(contract.ids)
+        if not contract.ids or wanted == found:
+            return
+        if found != TEXT:
+            raise OutputError(
+                f"{self.name}: its ids are of the type {found}, and those of the corpus of the type {wanted}: choose "
+                "another name, which is made if it does not exist"
+            )
+        log.warning(
+            "%s: its ids are text, and those of the corpus of the type %s. They are written as text, so an id is equal "
+            "to its text there",
+            self.name,
+            wanted,
+        )
+
+    def held(self, ids: Sequence[RecordId]) -> Sequence[RecordId]:
+        """Ids as they are there."""
+        if self.id_type != TEXT or all(isinstance(label, str) for label in ids):
+            return ids
+        return [as_text(label) for label in ids]
+
     @abstractmethod
-    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+    def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         """The sources of those rows that are there, of not more ids than a batch has."""
 
     @abstractmethod

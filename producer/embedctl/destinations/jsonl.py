@@ -17,6 +17,7 @@ from embedctl.destinations.unfinished import LineFile, json_line
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
+from embedctl_config.record_ids import to_json
 
 
 def is_stdout(path: object) -> bool:
@@ -50,7 +51,7 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
     vectors = np.ascontiguousarray(chunk.vectors)
     tokens = None if chunk.tokens is None else chunk.tokens.tolist()
     for row, (position, label) in enumerate(zip(chunk.positions.tolist(), chunk.ids, strict=True)):
-        head: dict[str, object] = {"position": position, "id": label}
+        head: dict[str, object] = {"position": position, "id": to_json(label)}
         if chunk.kept is not None:
             head |= chunk.kept[row]
         if position in cuts:

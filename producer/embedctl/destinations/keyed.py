@@ -22,6 +22,7 @@ from embedctl.store.drains import batch_name
 from embedctl.waiting.results import ChunkVectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import JobDrained, JobError, OutputError, SettingsError
+from embedctl_config.record_ids import tagged
 
 #: Rows of released batches that a table must still hold when a delivery goes on.
 _SAMPLE = 100
@@ -139,7 +140,7 @@ class _Release(Drain[_Batch]):
             begun = "with" if self._tally.by_position else "without"
             raise SettingsError(f"the delivery of job {self._job_id} was begun {begun} --duplicates position")
         if self._tally.samples and dim:
-            self._rows.open(dim)
+            self._rows.open(dim, self._tally.samples)
             some = random.SystemRandom().sample(self._tally.samples, min(_SAMPLE, len(self._tally.samples)))
             if lacking := self._rows.lacks(some):
                 raise JobDrained(
@@ -176,13 +177,13 @@ class _Release(Drain[_Batch]):
             rows=[(number, len(chunk.positions) - len(chunk.errors)) for number, chunk in chunks],
             unchanged=unchanged,
             failed=[
-                (number, each.position, each.id, each.code.value, each.message)
+                (number, each.position, tagged(each.id), each.code.value, each.message)
                 for number, chunk in chunks
                 for each in chunk.errors
             ],
-            refused=[(each.position, each.id, each.reason) for each in held.refused],
+            refused=[(each.position, tagged(each.id), each.reason) for each in held.refused],
             retried=[] if held.of_corpus else [(number, chunk.positions.tolist()) for number, chunk in chunks],
-            sample=self._rows.last_id,
+            sample=tagged(self._rows.last_id),
             by_position=self._options.positions,
         )
 

@@ -6,10 +6,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+from uuid import UUID
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.unfinished import locked
@@ -23,11 +26,14 @@ from embedctl_config.errors import (
     OutputError,
     SettingsError,
 )
+from embedctl_config.record_ids import MAX_DIGITS, IdType, RecordId
 from embedctl_config.settings import Settings
 
 try:
     import lancedb
     import pyarrow as pa
+
+    from embedctl.destinations.columns import arrow_type, column_of
 except ImportError as error:
     raise MissingExtra("lancedb", "lancedb://") from error
 
@@ -44,8 +50,8 @@ _MOST_ADDED = 1_000_000
 
 
 class LanceTable(Destination):
-    """A table with the columns id (text), embedding (float32 or float16), metadata (kept fields as JSON) and source
-    (hexadecimal text).
+    """A table with the columns id (of the type of the ids), embedding (float32 or float16), metadata (kept fields as
+    JSON) and source (hexadecimal text).
 
     The lock is a file beside the table, `.TABLE.lock`.
     """
@@ -92,6 +98,7 @@ class LanceTable(Destination):
                     f"{self.name} is empty, and was not made by embedctl: remove it, and it is made again"
                 )
             contract.refuse_other(found, self.name)
+            self.take_ids(IdType.named(found.ids if found else ""), contract)
             if contract.dim:
                 self._check_columns(contract)
             # Also what a process left that died before it had synced it.
@@ -99,7 +106,7 @@ class LanceTable(Destination):
             self._own_version = None if holds_rows else self._table.version
             return holds_rows
 
-    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+    def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         with self._explained():
             query = self._table.search().where(_among(ids)).select(["id", "source"])
             return dict(_rows_of(query.limit(len(ids)).to_arrow()))
@@ -181,7 +188,7 @@ class LanceTable(Destination):
         return database.create_table(self._table_name, schema=_schema(contract)) if contract.dim else None
 
     def _check_columns(self, contract: Contract) -> None:
-        schema, expected = self._table.schema, _schema(contract)
+        schema, expected = self._table.schema, _schema(replace(contract, ids=str(self.id_type)))
         if schema.remove_metadata() != expected.remove_metadata():
             raise OutputError(
                 f"{self.name}: the table has the columns {_in_words(schema)}, and needs {_in_words(expected)}: choose "
@@ -194,7 +201,7 @@ class LanceTable(Destination):
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(batch.vectors.ravel()), kind.list_size)
         none = pa.nulls(len(batch), pa.string())
         columns = [
-            pa.array(batch.ids, pa.string()),
+            column_of(batch.ids, self.id_type),
             vectors,
             none if batch.kept is None else pa.array(batch.kept, pa.string()),
             none if batch.sources is None else pa.array(map(bytes.hex, batch.sources), pa.string()),
@@ -238,7 +245,7 @@ class LanceTable(Destination):
 def _schema(contract: Contract) -> pa.Schema:
     kind = pa.float16() if contract.dtype == "float16" else pa.float32()
     fields = [
-        pa.field("id", pa.string(), nullable=False),
+        pa.field("id", arrow_type(IdType.named(contract.ids)), nullable=False),
         pa.field("embedding", pa.list_(kind, contract.dim)),
         pa.field("metadata", pa.string()),
         pa.field("source", pa.string()),
@@ -255,9 +262,19 @@ def _rows_of(table: Any) -> Iterator[Row]:
         yield label, None if source is None else bytes.fromhex(source)
 
 
-def _among(ids: Sequence[str]) -> str:
-    words = ", ".join("'" + label.replace("'", "''") + "'" for label in ids)
-    return f"id IN ({words})"
+def _among(ids: Sequence[RecordId]) -> str:
+    return f"id IN ({', '.join(map(_literal, ids))})"
+
+
+def _literal(label: RecordId) -> str:
+    if isinstance(label, int):
+        return str(label)
+    if isinstance(label, bytes | UUID):
+        return f"X'{(label if isinstance(label, bytes) else label.bytes).hex()}'"
+    quoted = "'" + str(label).replace("'", "''") + "'"
+    if isinstance(label, Decimal):
+        return f"CAST({quoted} AS DECIMAL({MAX_DIGITS},{IdType.of(label).scale}))"
+    return quoted if isinstance(label, str) else f"DATE {quoted}"
 
 
 def _first_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from embedctl.store import JobStatus
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
+from embedctl_config.record_ids import RecordId
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ class RefusedRecord:
     """A record with a vector that the destination does not take: its position, its id if it has one, and why."""
 
     position: int
-    id: str | None
+    id: RecordId | None
     reason: str
 
 

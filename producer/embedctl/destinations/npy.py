@@ -18,6 +18,7 @@ from embedctl.destinations.unfinished import LineFile, digest_of, json_line, jso
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config import durable
+from embedctl_config.record_ids import to_json
 
 #: The files of lines next to `NAME.npy`, such as `NAME.ids.jsonl`.
 LINES = ("ids", "errors", "truncated")
@@ -46,9 +47,9 @@ class NpyWriter(Writer):
     """Writes vectors into a preallocated array. The row of a record that failed, or that was not encoded, is NaN; in
     int8 and ubinary it is 0, and `errors` names both.
 
-    The files next to it have a JSON string or null per record (`ids`), an object per failed record (`errors`) and an
-    object per truncated record (`truncated`). Each file exists only if it has content. If the job has digests,
-    there are two files more.
+    The files next to it have an id or null per record (`ids`, as in .jsonl), an object per failed record (`errors`) and
+    an object per truncated record (`truncated`). Each file exists only if it has content. If the job has digests, there
+    are two files more.
     """
 
     def __init__(self, content: Content) -> None:
@@ -77,16 +78,18 @@ class NpyWriter(Writer):
                 continue
             self._skip_to(int(chunk.positions[first]))
             self._rows = int(chunk.positions[end - 1]) + 1
-            self._files["ids"].write([json_lines(chunk.ids[first:end])])
+            self._files["ids"].write([json_lines(map(to_json, chunk.ids[first:end]))])
             if self._about is not None:
                 none = bytes((end - first) * DIGEST_BYTES)
                 self._files["digests"].write([none if chunk.digests is None else chunk.digests[first:end].tobytes()])
         if any(label is not None for label in chunk.ids):
             self._said.add("ids")
         for error in chunk.errors:
-            self._say("errors", position=error.position, id=error.id, code=error.code.value, message=error.message)
+            self._say(
+                "errors", position=error.position, id=to_json(error.id), code=error.code.value, message=error.message
+            )
         for cut in chunk.truncations:
-            self._say("truncated", position=cut.position, id=cut.id, used=cut.used, lost=cut.lost)
+            self._say("truncated", position=cut.position, id=to_json(cut.id), used=cut.used, lost=cut.lost)
 
     def finish(self) -> list[Path]:
         if self._array is None:

@@ -19,10 +19,13 @@ from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl_config.errors import MissingExtra
+from embedctl_config.record_ids import TEXT, IdType
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from embedctl.destinations.columns import arrow_type, column_of
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -58,13 +61,18 @@ class ParquetWriter(Writer):
         self._tables: list[Any] = []
         self._rows = self._bytes = 0
         self._sink: Any = None
+        self._ids: IdType | None = None  # until the first record with an id
 
     def write(self, chunk: ChunkVectors) -> None:
         """Add a chunk. It is in the file once its row group is full, or the file is closed. BeginAgain: a column of a
         kept field needs a wider type, and the file is gone."""
         if not len(chunk.positions):
             return  # the dimensions may not be known yet
-        if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._sink is not None:
+        widened = self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions))
+        if self._ids is None and (label := next((each for each in chunk.ids if each is not None), None)) is not None:
+            self._ids = IdType.of(label)
+            widened |= self._ids != TEXT
+        if widened and self._sink is not None:
             self.discard()
             raise BeginAgain
         if self._sink is None:
@@ -113,7 +121,7 @@ class ParquetWriter(Writer):
         self._schema = pa.schema(
             [
                 ("position", pa.int64()),
-                ("id", pa.string()),
+                ("id", arrow_type(self._ids or TEXT)),
                 ("embedding", pa.list_(pa.from_numpy_dtype(of.numbers.dtype), of.numbers.width(dim))),
                 ("error_code", pa.string()),
                 ("error_message", pa.string()),
@@ -149,7 +157,7 @@ class ParquetWriter(Writer):
         numbers = self._content.numbers.of(chunk.vectors)
         columns = [
             pa.array(at, pa.int64()),
-            pa.array(chunk.ids, pa.string()),
+            column_of(chunk.ids, self._ids or TEXT),
             pa.FixedSizeListArray.from_arrays(
                 pa.array(np.ascontiguousarray(numbers).reshape(-1)), numbers.shape[1], mask=pa.array(failed)
             ),

@@ -11,6 +11,7 @@ from embedctl.destinations.interface import Batch, Contract, Destination, Row
 from embedctl.destinations.postgresql_copy import COLUMNS, encoded
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import DestinationRefused, MissingExtra, OutputError, SettingsError
+from embedctl_config.record_ids import IdType, RecordId, of_sql
 from embedctl_config.settings import Settings
 
 try:
@@ -34,8 +35,8 @@ _FETCHED = 20_000
 
 
 class PostgresTable(Destination):
-    """A table with the columns id (text, unique), embedding (vector or halfvec), source (bytea) and metadata
-    (jsonb: kept fields). Columns that are not ours stay as they are."""
+    """A table with the columns id (unique; text, bigint, uuid, numeric, bytea or date), embedding (vector or halfvec),
+    source (bytea) and metadata (jsonb: kept fields). Columns that are not ours stay as they are."""
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         table = url.needed("table").split(".")
@@ -68,12 +69,12 @@ class PostgresTable(Destination):
             self._contract = contract
             return self._opened(cursor)
 
-    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+    def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         with self._transaction() as cursor:
             # Text can't hold a NUL, so no row has such an id.
-            held = [label for label in ids if "\0" not in label]
-            found = cursor.execute(sql.SQL("SELECT id, source FROM {} WHERE id = ANY(%s)").format(self._table), (held,))
-            return dict(found.fetchall())
+            held = [label for label in ids if not isinstance(label, str) or "\0" not in label]
+            query = sql.SQL("SELECT id, source FROM {} WHERE id = ANY(%s::{}[])").format(self._table, self._id_type)
+            return dict(cursor.execute(query, (held,)).fetchall())
 
     def ids(self) -> Iterator[Row]:
         # In a connection of its own, so that rows may be deleted meanwhile.
@@ -94,8 +95,8 @@ class PostgresTable(Destination):
                 return
             cursor.execute(
                 sql.SQL(
-                    "CREATE TEMP TABLE {} (id text, embedding {}, source bytea, metadata jsonb) ON COMMIT DROP"
-                ).format(_BATCH, self._type())
+                    "CREATE TEMP TABLE {} (id {}, embedding {}, source bytea, metadata jsonb) ON COMMIT DROP"
+                ).format(_BATCH, self._id_type, self._type())
             )
             self._copy(cursor, _BATCH, batch)
             fewer = cursor.execute(self._upsert()).rowcount < len(batch)  # than that were the same already?
@@ -107,9 +108,9 @@ class PostgresTable(Destination):
             self._lock(cursor)
             cursor.execute(
                 sql.SQL(
-                    "DELETE FROM {} AS t USING unnest(%s::text[], %s::bytea[]) AS gone (id, source) "
+                    "DELETE FROM {} AS t USING unnest(%s::{}[], %s::bytea[]) AS gone (id, source) "
                     "WHERE t.id = gone.id AND t.source IS NOT DISTINCT FROM gone.source"
-                ).format(self._table),
+                ).format(self._table, self._id_type),
                 ([label for label, _ in rows], [source for _, source in rows]),
             )
             return cursor.rowcount
@@ -144,6 +145,10 @@ class PostgresTable(Destination):
     @property
     def _type_name(self) -> str:
         return "halfvec" if self._contract.dtype == "float16" else "vector"
+
+    @property
+    def _id_type(self) -> sql.SQL:
+        return sql.SQL(self.id_type.sql)
 
     def _type(self) -> sql.Composed:
         return sql.SQL("{}({})").format(sql.SQL(self._type_name), sql.Literal(self._contract.dim))
@@ -196,8 +201,10 @@ class PostgresTable(Destination):
             if not self._contract.dim:
                 return False
             self._make_extension(cursor)
-            columns = "id text, embedding {} NOT NULL, metadata jsonb, source bytea, PRIMARY KEY (id) INCLUDE (source)"
-            cursor.execute(sql.SQL("CREATE TABLE {} (" + columns + ")").format(self._table, self._type()))
+            columns = "id {}, embedding {} NOT NULL, metadata jsonb, source bytea, PRIMARY KEY (id) INCLUDE (source)"
+            self.id_type = IdType.named(self._contract.ids)
+            made = sql.SQL("CREATE TABLE {} (" + columns + ")").format(self._table, self._id_type, self._type())
+            cursor.execute(made)
             self._find(cursor)
         holds_rows = cursor.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(self._table)).rowcount > 0
         self._is_fresh = not holds_rows
@@ -210,8 +217,7 @@ class PostgresTable(Destination):
             cursor.execute(query.format(self._contracts), facts)
         else:
             return False
-        if self._contract.dim:
-            self._check_columns(cursor)
+        self._check_columns(cursor)
         return holds_rows
 
     def _make_extension(self, cursor: psycopg.Cursor[Any]) -> None:
@@ -246,6 +252,16 @@ class PostgresTable(Destination):
         row = cursor.execute(query, (self._number,)).fetchone()
         return None if row is None else Contract.from_json(row[0])
 
+    def _check_ids(self, column: str) -> None:
+        wanted = IdType.named(self._contract.ids)
+        found = of_sql(column, wanted)
+        if found is None:
+            raise OutputError(
+                f"{self.name}: the table needs a column id of the type {wanted.sql}, and it has {column}: "
+                f"choose a table that does not exist yet"
+            )
+        self.take_ids(found, self._contract)
+
     def _check_columns(self, cursor: psycopg.Cursor[Any]) -> None:
         """Refuse a table that was made by someone else, if it lacks what is needed."""
         rows = cursor.execute(
@@ -254,8 +270,11 @@ class PostgresTable(Destination):
             (self._number,),
         ).fetchall()
         types: dict[str, str] = {name: kind.rpartition(".")[2] for name, kind in rows}
+        self._check_ids(types.get("id", "none"))
+        if not self._contract.dim:
+            return
         kind = self._type_name
-        expected = {"id": ("text",), "source": ("bytea",), "embedding": (f"{kind}({self._contract.dim})", kind)}
+        expected = {"source": ("bytea",), "embedding": (f"{kind}({self._contract.dim})", kind)}
         for name, allowed in expected.items():
             if types.get(name) not in allowed:
                 raise OutputError(
@@ -264,9 +283,9 @@ class PostgresTable(Destination):
                 )
         self._columns = COLUMNS[: 4 if types.get("metadata") == "jsonb" else 3]
         exact = cursor.execute(
-            "SELECT bool_and(c.collisdeterministic) FROM pg_index i "
+            "SELECT bool_and(c.collisdeterministic IS NOT FALSE) FROM pg_index i "
             "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
-            "JOIN pg_collation c ON c.oid IN (a.attcollation, i.indcollation[0]) "
+            "LEFT JOIN pg_collation c ON c.oid IN (a.attcollation, i.indcollation[0]) "
             "WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indnkeyatts = 1 "
             "AND i.indpred IS NULL AND a.attname = 'id'",
             (self._number,),

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from datetime import date
+from decimal import Decimal
+from uuid import UUID
 
 import numpy as np
+from psycopg.types.datetime import DateBinaryDumper
+from psycopg.types.numeric import DecimalBinaryDumper
 
 from embedctl.destinations.interface import Batch
+from embedctl_config.record_ids import RecordId
 
 #: The columns that are ours, in their order. A table of somebody else may lack the last one.
 COLUMNS = ("id", "embedding", "source", "metadata")
@@ -31,7 +37,7 @@ def encoded(batch: Batch, columns: Sequence[str]) -> Iterator[bytes]:
         data, pieces = vectors.tobytes(), list[bytes]()
         kept: Sequence[str | None] = part.kept or [None] * len(part)
         for row, ((label, source), fields) in enumerate(zip(part.rows, kept, strict=True)):
-            name = label.encode()
+            name = _binary(label)
             pieces += begin, size_of(len(name)), name, data[row * kind.itemsize : (row + 1) * kind.itemsize]
             pieces += (_NULL,) if source is None else (size_of(len(source)), source)
             if columns == COLUMNS:
@@ -39,3 +45,17 @@ def encoded(batch: Batch, columns: Sequence[str]) -> Iterator[bytes]:
                 pieces += (_NULL,) if value is None else (size_of(len(value)), value)
         yield b"".join(pieces)
     yield b"\xff\xff"
+
+
+def _binary(label: RecordId) -> bytes:
+    if isinstance(label, str):
+        return label.encode()
+    if isinstance(label, int):
+        return label.to_bytes(8, "big", signed=True)
+    if isinstance(label, bytes):
+        return label
+    if isinstance(label, UUID):
+        return label.bytes
+    if isinstance(label, Decimal):
+        return bytes(DecimalBinaryDumper(Decimal).dump(label) or b"")
+    return bytes(DateBinaryDumper(date).dump(label) or b"")

@@ -18,6 +18,7 @@ from embedctl_config.errors import (
     OutputError,
     SettingsError,
 )
+from embedctl_config.record_ids import IdType, RecordId, as_text, from_json, to_json
 from embedctl_config.settings import Settings
 
 try:
@@ -89,11 +90,13 @@ class QdrantCollection(Destination):
                     return False
                 self._make(client)
             info = self._bound(client)
-            self._made_as = (info.metadata or {})[_CONTRACT].get(_MADE_AS, self._collection)
+            bound = (info.metadata or {})[_CONTRACT]
+            self._made_as = bound.get(_MADE_AS, self._collection)
+            self.take_ids(IdType.named(bound.get("ids", "")), contract)
             self._check_vectors(info.params.vectors)
             return client.count(self._collection, exact=True).count > 0
 
-    def sources(self, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+    def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         with self._explained() as client:
             points = client.retrieve(
                 self._collection,
@@ -101,7 +104,7 @@ class QdrantCollection(Destination):
                 with_payload=["id", _SOURCE],
                 with_vectors=False,
             )
-            return dict(map(_row_of, points))
+            return dict(map(self._row_of, points))
 
     def ids(self) -> Iterator[Row]:
         after: Any = None
@@ -110,7 +113,7 @@ class QdrantCollection(Destination):
                 points, after = client.scroll(
                     self._collection, limit=_LISTED, offset=after, with_payload=["id", _SOURCE], with_vectors=False
                 )
-            yield from map(_row_of, points)
+            yield from map(self._row_of, points)
             if after is None:
                 return
 
@@ -169,15 +172,24 @@ class QdrantCollection(Destination):
             raise OutputError(f"{self.name}: the collection {self._collection} was changed: it has {vectors}")
         self._distance = vectors.distance
 
-    def _point(self, label: str) -> int | str:
+    def _point(self, label: RecordId) -> int | str:
         # By the name with which it was made, which stays the same behind an alias.
-        return point_id(self._made_as, label)
+        return point_id(self._made_as, as_text(label))
 
-    def _is_still(self, label: str, source: bytes | None) -> models.Filter:
+    def _is_still(self, label: RecordId, source: bytes | None) -> models.Filter:
         same: models.Condition = models.IsEmptyCondition(is_empty=models.PayloadField(key=_SOURCE))
         if source is not None:
             same = models.FieldCondition(key=_SOURCE, match=models.MatchValue(value=source.hex()))
         return models.Filter(must=[models.HasIdCondition(has_id=[self._point(label)]), same])
+
+    def _row_of(self, point: models.Record) -> Row:
+        payload = point.payload or {}
+        source, name = payload.get(_SOURCE), payload.get("id", point.id)
+        try:
+            label = from_json(self.id_type.kind, name)
+        except ValueError:  # another program's
+            label = str(name)
+        return label, None if source is None else bytes.fromhex(source)
 
     @contextmanager
     def _explained(self) -> Iterator[QdrantClient]:
@@ -226,13 +238,7 @@ def point_id(collection: str, label: str) -> int | str:
 def _payloads(batch: Batch) -> Iterator[dict[str, Any]]:
     kept: Sequence[str] = batch.kept or ["{}"] * len(batch)
     for (label, source), fields in zip(batch.rows, kept, strict=True):
-        yield {**json.loads(fields), "id": label, **({} if source is None else {_SOURCE: source.hex()})}
-
-
-def _row_of(point: models.Record) -> Row:
-    payload = point.payload or {}
-    source = payload.get(_SOURCE)
-    return str(payload.get("id", point.id)), None if source is None else bytes.fromhex(source)
+        yield {**json.loads(fields), "id": to_json(label), **({} if source is None else {_SOURCE: source.hex()})}
 
 
 def _said(content: bytes) -> str:

@@ -11,6 +11,7 @@ from embedctl.destinations.registry import is_database
 from embedctl.store import BatchFacts, Drains, DrainState
 from embedctl.waiting.results import ChunkVectors, FailedRecord
 from embedctl_config.errors import JobDrained
+from embedctl_config.record_ids import RecordId, untagged
 from embedctl_config.wire import ErrorCode
 
 
@@ -20,7 +21,7 @@ class Tally:
 
     def __init__(self, batches: Iterable[BatchFacts] = ()) -> None:
         self.refused: dict[int, RefusedRecord] = {}
-        self.samples: list[str] = []
+        self.samples: list[RecordId] = []
         self.by_position: bool | None = None
         self._rows: dict[int, int] = {}
         self._unchanged = 0
@@ -29,11 +30,13 @@ class Tally:
 
     def add(self, facts: BatchFacts) -> None:
         self._rows.update(facts.rows)  # a chunk that was repaired counts once
-        self.refused |= {position: RefusedRecord(position, label, why) for position, label, why in facts.refused}
+        self.refused |= {
+            position: RefusedRecord(position, untagged(label), why) for position, label, why in facts.refused
+        }
         self._unchanged += facts.unchanged
         self.by_position = facts.by_position
-        if facts.sample is not None:
-            self.samples.append(facts.sample)
+        if (sample := untagged(facts.sample)) is not None:
+            self.samples.append(sample)
 
     def count(self, done: Delivered) -> None:
         """Put the figures into what became of the job's records."""
@@ -51,7 +54,7 @@ class ReleasedChunks:
             for chunk, _ in facts.rows:
                 self._failed[chunk] = []
             for chunk, position, label, code, message in facts.failed:
-                self._failed[chunk].append(FailedRecord(position, label, ErrorCode(code), message))
+                self._failed[chunk].append(FailedRecord(position, untagged(label), ErrorCode(code), message))
             self._retried |= {chunk: list(positions) for chunk, positions in facts.retried}
 
     def chunk(self, index: int) -> ChunkVectors | None:

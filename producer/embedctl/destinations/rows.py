@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import InputError, OutputError, SettingsError
+from embedctl_config.record_ids import IdType, RecordId, to_wire
 
 T = TypeVar("T")
 
@@ -72,13 +73,15 @@ class Options:
 class Gathered:
     """Records of consecutive chunks that are not written yet. `positions_for` is the job, if ids are made of it and of
     positions; empty if they are the records' own. Rows hold kept fields if it `keeps` them. `refuse` takes a record
-    whose vector can't be stored."""
+    whose vector can't be stored; `held` gives ids as they are
+    in the table."""
 
     contract: Contract
     left_out: LeftOut | None
     positions_for: str
     keeps: bool
     refuse: Refused
+    held: Callable[[Sequence[RecordId]], Sequence[RecordId]]
     chunks: list[ChunkVectors] = field(default_factory=list)
     rows: int = 0
     size: int = 0
@@ -86,7 +89,7 @@ class Gathered:
     def add(self, chunk: ChunkVectors) -> None:
         self.chunks.append(chunk)
         self.rows += len(chunk.positions)
-        self.size += chunk.vectors.nbytes + sum(map(len, filter(None, chunk.ids)))
+        self.size += chunk.vectors.nbytes + sum(len(to_wire(label)) for label in chunk.ids if label is not None)
         if self.keeps and chunk.kept is not None:
             self.size += sum(len(str(each)) for each in chunk.kept)
 
@@ -125,14 +128,14 @@ class Gathered:
             chunk.positions[rows],
         )
 
-    def _ids(self, chunk: ChunkVectors, rows: npt.NDArray[np.int64]) -> list[str]:
+    def _ids(self, chunk: ChunkVectors, rows: npt.NDArray[np.int64]) -> Sequence[RecordId]:
         positions = chunk.positions[rows].tolist()
         if self.positions_for:
             return [f"{self.positions_for}:{position}" for position in positions]
         found = [chunk.ids[row] for row in rows.tolist()]
         if None in found:
             raise no_id(1, [positions[found.index(None)]])
-        return cast("list[str]", found)
+        return self.held(cast("list[RecordId]", found))
 
 
 def _cast(vectors: Vectors, dtype: str) -> Stored:
@@ -185,7 +188,7 @@ class Rows:
         #: Some of the rows that were written.
         self._sample: list[Row] = []
         #: The id of a row of the last batch; None if it has none.
-        self.last_id: str | None = None
+        self.last_id: RecordId | None = None
         self.done = Delivered()
 
     @property
@@ -194,17 +197,20 @@ class Rows:
         batch, most = self._batch, self._destination
         return batch is not None and (batch.rows >= most.batch_records or batch.size >= most.batch_bytes)
 
-    def open(self, dim: int) -> None:
-        """Open the table for vectors of this length, if it is not open; raises as :meth:`Destination.open`."""
+    def open(self, dim: int, ids: Sequence[RecordId | None]) -> None:
+        """Open the table for vectors of this length, and ids such as some of these, if it is not open; raises as
+        :meth:`Destination.open`."""
         if self._batch is None:
             status = self._waiter.status()
-            contract = Contract.of(status, dim, self._options.dtype)
+            some: RecordId | None = "" if self._options.positions else next(filter(_is_id, ids), None)
+            id_type = "" if some is None else str(IdType.of(some))
+            contract = replace(Contract.of(status, dim, self._options.dtype), ids=id_type)
             self._holds_rows = tried(lambda: self._destination.open(contract))
             positions_for = status.id if self._options.positions else ""
             keeps = bool(status.options.get("keep"))
-            self._batch = Gathered(contract, self._left_out, positions_for, keeps, self._refuse)
+            self._batch = Gathered(contract, self._left_out, positions_for, keeps, self._refuse, self._destination.held)
 
-    def lacks(self, ids: Sequence[str]) -> int:
+    def lacks(self, ids: Sequence[RecordId]) -> int:
         """How many of some ids, not more than a batch has, the open table does not hold."""
         return len(ids) - len(sources_of(self._destination, ids)) if self._holds_rows else len(ids)
 
@@ -212,7 +218,7 @@ class Rows:
         _refuse_coarse(chunk, self._options)
         if self._batch is None and len(chunk.errors) == len(chunk.positions):
             return  # its model and its dimensions are not known yet
-        self.open(chunk.vectors.shape[1])
+        self.open(chunk.vectors.shape[1], chunk.ids)
         if self._batch is not None:
             self._batch.add(chunk)
 
@@ -270,6 +276,10 @@ class Rows:
     def close(self) -> None:
         if self._batch is not None:
             tried(self._destination.close)
+
+
+def _is_id(label: RecordId | None) -> bool:
+    return label is not None
 
 
 def _some(rows: list[T], most: int) -> list[T]:

@@ -11,6 +11,7 @@ import numpy as np
 from embedctl.destinations.interface import Batch, Destination
 from embedctl.destinations.loop import RefusedRecord
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
+from embedctl_config.record_ids import RecordId
 from embedctl_config.retry import OUTSIDE
 
 log = logging.getLogger(__name__)
@@ -48,9 +49,9 @@ def halved(step: Callable[[slice], T], first: int, end: int) -> Iterator[tuple[i
     yield first, found
 
 
-def sources_of(destination: Destination, ids: Sequence[str]) -> Mapping[str, bytes | None]:
+def sources_of(destination: Destination, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
     """The sources of those rows that are there. An id that a destination refuses to look for has none."""
-    found: dict[str, bytes | None] = {}
+    found: dict[RecordId, bytes | None] = {}
     for _, part in halved(lambda rows: destination.sources(ids[rows]), 0, len(ids)):
         found |= {} if isinstance(part, DestinationRefused) else part
     return found

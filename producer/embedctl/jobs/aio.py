@@ -33,6 +33,7 @@ from embedctl.waiting.submission import SubmitProgress
 from embedctl.waiting.waiter import Progress, Relay
 from embedctl_config.errors import JobNotFound
 from embedctl_config.loading import load_settings
+from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 
 P = ParamSpec("P")
@@ -47,7 +48,7 @@ _TIDY_S = 2.0
 async def aenqueue_embeddings(
     texts: Iterable[RecordLike] | AsyncIterable[RecordLike],
     *,
-    ids: Iterable[str | int | None] | None = None,
+    ids: Iterable[RecordId | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
     timeout: float | None = None,

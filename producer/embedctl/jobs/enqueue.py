@@ -33,6 +33,7 @@ from embedctl_config.errors import (
 )
 from embedctl_config.fingerprint import DECIDING_OPTIONS, LATER_OPTIONS
 from embedctl_config.loading import load_settings
+from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ _IF_SET = (*LATER_OPTIONS, *_OF_RECORDS)
 def enqueue_embeddings(
     texts: Iterable[RecordLike],
     *,
-    ids: Iterable[str | int | None] | None = None,
+    ids: Iterable[RecordId | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
     timeout: float | None = None,
@@ -78,7 +79,8 @@ def enqueue_embeddings(
         texts: strings, or mappings with a text and an optional id; any iterable, such as a table's column, read lazily.
             An empty or missing text (None, NaN) becomes a record error, as does a number among texts, and every other
             record gets its vector. An item of any other kind is refused.
-        ids: labels that come back with the vectors, one for each text. They may repeat; None means no label.
+        ids: labels that come back with the vectors, one for each text. All are of one type: text, whole numbers of 64
+            bits, UUIDs, decimals, bytes or dates. They may repeat; None means no label.
         text_field: the field of the text, if `texts` holds mappings.
         id_field: the field of the id, if `texts` holds mappings; a mapping without it has no id.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it

@@ -54,16 +54,18 @@ class BatchFacts:
         retried: of each chunk without a range, the positions of its records.
         sample: the id of one of its rows; None if it has none.
         by_position: whether ids are made of positions.
+
+    Ids are as :func:`embedctl_config.record_ids.tagged` gives them.
     """
 
     first: int
     last: int
     rows: Sequence[tuple[int, int]] = ()
     unchanged: int = 0
-    failed: Sequence[tuple[int, int, str | None, str, str]] = ()
-    refused: Sequence[tuple[int, str | None, str]] = ()
+    failed: Sequence[tuple[int, int, object, str, str]] = ()
+    refused: Sequence[tuple[int, object, str]] = ()
     retried: Sequence[tuple[int, Sequence[int]]] = ()
-    sample: str | None = None
+    sample: object = None
     by_position: bool = False
 
     def as_json(self) -> str:

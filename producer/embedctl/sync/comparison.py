@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import compress, islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, compress, islice
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from embedctl.destinations.interface import Contract, Destination, Row
 from embedctl.destinations.writing import halved, sources_of, tried
 from embedctl.sync.known import Known
 from embedctl_config.errors import DestinationRefused, InputError, OutputError
+from embedctl_config.record_ids import IdType, to_wire
 
 T = TypeVar("T")
 
@@ -122,6 +123,10 @@ def compare(
     If the rows that the corpus lacks are to be deleted, all rows are read before the corpus is, so that a row that
     another run writes later, perhaps of a newer corpus, is not taken for one that is gone.
     """
+    first = next(records, None)
+    if first is not None and first.id is not None:
+        contract = replace(contract, ids=str(IdType.of(first.id)))
+    records = records if first is None else chain([first], records)
     holds_rows = tried(lambda: destination.open(contract))
     rows, row_count = Runs(_ROW, _HELD, _COST), 0
     for there in _blocks(destination.ids(), _BLOCK) if deletes and holds_rows else ():
@@ -130,8 +135,8 @@ def compare(
     names = Runs(_NAME, _HELD, _COST)
 
     def found(block: list[Record]) -> npt.NDArray[np.int8]:
-        ids = [str(record.id) for record in block]
-        names.add(_digests(map(str.encode, ids)))
+        ids = destination.held([record.id for record in block if record.id is not None])
+        names.add(_digests(map(to_wire, ids)))
         sources = sources_of(destination, ids) if holds_rows else {}
         wanted = contract.sources(map(digest_of, block))
         is_there = (sources.get(label) == source for label, source in zip(ids, wanted, strict=True))
@@ -224,7 +229,7 @@ def _rows_among(destination: Destination, gone: Entries) -> Iterator[Row]:
 
 def _entries(rows: Sequence[Row]) -> Entries:
     made = np.empty(len(rows), _ROW)
-    ids = _digests(label.encode() for label, _ in rows)
+    ids = _digests(to_wire(label) for label, _ in rows)
     sources = _digests(b"" if source is None else b"source" + source for _, source in rows)
     made["d0"], made["d1"], made["s0"], made["s1"] = ids["d0"], ids["d1"], sources["d0"], sources["d1"]
     return made
@@ -243,8 +248,8 @@ def _digests(words: Iterable[bytes]) -> Entries:
 
 def _mark(record: Record) -> bytes:
     """A digest of what a job would hold of a record."""
-    label = "" if record.id is None else record.id
-    return hashlib.sha256(digest_of(record) + b"%d" % len(label) + label.encode() + (record.kept or b"")).digest()
+    label = b"" if record.id is None else bytes([IdType.of(record.id).kind]) + to_wire(record.id)
+    return hashlib.sha256(digest_of(record) + b"%d" % len(label) + label + (record.kept or b"")).digest()
 
 
 def _blocks(some: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -25,6 +25,7 @@ from embedctl.waiting.overview import JobPace, Paces
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
+from embedctl_config.record_ids import as_text
 
 if TYPE_CHECKING:
     from embedctl.terminal.bottom_line import BottomLine
@@ -178,7 +179,7 @@ class JobProgress:
             self._tell(self._pace)
 
     def refused(self, record: RefusedRecord) -> None:
-        name = "" if record.id is None else f" ({record.id})"
+        name = "" if record.id is None else f" ({as_text(record.id)})"
         self.say(f"record {record.position}{name}: refused: {record.reason}")
 
     def stopping(self) -> None:

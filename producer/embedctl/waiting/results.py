@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.corpus.digests import Digests, taken_out
+from embedctl_config.record_ids import RecordId
 from embedctl_config.wire import ChunkResult, ErrorCode
 
 #: float32, records × dimensions.
@@ -23,7 +24,7 @@ class FailedRecord:
     """A record without a vector: its position in the input, its id if it has one, the reason and a sentence."""
 
     position: int
-    id: str | None
+    id: RecordId | None
     code: ErrorCode
     message: str
 
@@ -33,7 +34,7 @@ class TruncatedRecord:
     """A record whose first tokens alone were encoded: the numbers of tokens used and lost."""
 
     position: int
-    id: str | None
+    id: RecordId | None
     used: int
     lost: int
 
@@ -44,6 +45,7 @@ class ChunkVectors:
 
     Attributes:
         positions: int64, ascending.
+        ids: each of the type that it had in the corpus, and None for a record without one.
         vectors: float32, records × dimensions.
         precision: what the vectors promise, such as `fp32`.
         bounds: the bounds that the worker's class sets in place of the precision's, in words; empty if it sets none.
@@ -57,7 +59,7 @@ class ChunkVectors:
     """
 
     positions: npt.NDArray[np.int64]
-    ids: list[str | None]
+    ids: list[RecordId | None]
     vectors: Vectors
     errors: list[FailedRecord]
     truncations: list[TruncatedRecord]
@@ -102,7 +104,7 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         if result.positions is None
         else np.asarray(result.positions, np.int64)
     )
-    ids: list[str | None] = [None] * result.rows if result.ids is None else list(result.ids)
+    ids: list[RecordId | None] = [None] * result.rows if result.ids is None else list(result.ids)
     # Each cell was found to be an object as it was decoded, so all of them are one array, which is read much faster.
     kept = None if result.kept is None else json.loads(b"[%b]" % b",".join(result.kept))
     vectors = np.frombuffer(result.vectors, result.dtype).reshape(result.rows, result.dim).astype("<f4", copy=False)

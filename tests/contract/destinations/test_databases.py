@@ -6,7 +6,10 @@ import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import date
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from embedctl.destinations.interface import Contract
 from embedctl.sync.comparison import Limit
 from embedctl_config.errors import OtherContract, OutputError
+from embedctl_config.record_ids import IdType, RecordId
 from tests.support.database_rows import OTHER, compared, deleted, holds_rows, missing_deleted, rows_of, written
 from tests.support.databases import CONTRACT, DIM, Database, assert_holds, batch
 
@@ -40,6 +44,13 @@ AWKWARD = [
     *("0", "7", "007", "-1", "18446744073709551615", "18446744073709551616", "٣", "1.0"),
     *("936da01f-9abd-4d9d-80c7-02af85c822a8", "936DA01F-9ABD-4D9D-80C7-02AF85C822A8"),
     *("{936da01f-9abd-4d9d-80c7-02af85c822a8}", "936da01f9abd4d9d80c702af85c822a8"),
+]
+TYPES: list[list[RecordId]] = [
+    [1, -5, 2**63 - 1],
+    [UUID(int=5), UUID(int=6), UUID(int=2**127)],
+    [Decimal("1.10"), Decimal("-2.25"), Decimal("12345678901234567890.00")],
+    [b"\0\xff'", b"", b"a"],
+    [date(2026, 1, 2), date(1, 1, 1), date(9999, 12, 31)],
 ]
 HALF = dataclasses.replace(CONTRACT, dtype="float16")
 
@@ -166,7 +177,7 @@ def test_of_two_creators_with_two_models_one_is_refused(table: Database) -> None
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(create, "ab", (CONTRACT, OTHER), (ready, ready), (refused, refused)))
-        there = "".join(table.rows())
+        there = "".join(map(str, table.rows()))
         assert set(there) in ({"a"}, {"b"}), there
         assert refused
         table.remove()
@@ -188,6 +199,31 @@ def test_rows_are_deleted_if_they_are_still_as_they_were_read(table: Database) -
     assert deleted(table, [rows.rows[1], ("nobody", bytes(16)), rows.rows[3]]) == 1
     assert sorted(table.rows()) == ["a", "c", "d"]
     assert deleted(table, [rows.rows[1]]) == 0
+
+
+@pytest.mark.parametrize("ids", TYPES, ids=lambda ids: type(ids[0]).__name__)
+def test_ids_keep_their_type(table: Database, ids: list[RecordId], caplog: pytest.LogCaptureFixture) -> None:
+    contract = dataclasses.replace(CONTRACT, ids=str(IdType.of(ids[0])))
+    rows = batch(ids)
+    written(table, rows.part(slice(0, 2)), contract=contract)
+    written(table, rows, contract=contract)
+    with closing(table.destination()) as destination:
+        assert destination.open(contract)
+        assert dict(destination.ids()) == destination.sources(ids) == dict(rows.rows)
+        assert {type(label) for label, _ in destination.ids()} == {type(ids[0])}
+        assert destination.delete([rows.rows[0], (ids[1], bytes(16))]) == 1
+        assert dict(destination.ids()) == dict(rows.rows[1:])
+    with closing(table.destination()) as destination, pytest.raises(OutputError, match="its ids are of the type"):
+        destination.open(dataclasses.replace(CONTRACT, ids="text"))
+    assert not caplog.messages
+
+
+def test_text_holds_ids_of_other_types_and_that_is_said(table: Database, caplog: pytest.LogCaptureFixture) -> None:
+    written(table, batch(["1", "b"]))
+    with closing(table.destination()) as destination:
+        destination.open(dataclasses.replace(CONTRACT, ids="int64"))
+        assert "they are written as text" in caplog.text.lower()
+        assert destination.sources(destination.held([1, 2])).keys() == {"1"}
 
 
 def test_awkward_ids_are_deleted_and_no_others(table: Database) -> None:

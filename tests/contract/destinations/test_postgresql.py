@@ -20,6 +20,7 @@ from embedctl.destinations import writing
 from embedctl.destinations.registry import destination_of
 from embedctl.sync.comparison import Limit
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
+from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 from tests.support.database_rows import OTHER, compared, holds_rows, missing_deleted, refused, rows_of, written
 from tests.support.databases import CONTRACT, DIM, Postgres, assert_holds, batch, postgres_server
@@ -205,7 +206,7 @@ def test_postgres_that_crashes_has_all_that_it_has_acknowledged() -> None:
     with TemporaryDirectory(prefix="ec-") as folder, postgres_server(Path(folder)) as url:
         destination = destination_of(f"{url}&table=docs&options=-c%20synchronous_commit%3Doff", Settings())
         destination.open(CONTRACT)
-        ids = list[str]()
+        ids = list[RecordId]()
         for crash in range(3):
             rows = batch([f"{crash}-{i}" for i in range(500)], seed=crash)
             assert not list(writing.write(destination, rows))

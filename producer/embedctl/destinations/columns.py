@@ -1,0 +1,26 @@
+"""Ids as columns of arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import pyarrow as pa
+
+from embedctl_config.record_ids import MAX_DIGITS, IdType, Kind, RecordId
+
+
+def arrow_type(ids: IdType) -> pa.DataType:
+    return {
+        Kind.TEXT: pa.string(),
+        Kind.WHOLE: pa.int64(),
+        Kind.UUID: pa.uuid(),
+        Kind.DECIMAL: pa.decimal128(MAX_DIGITS, ids.scale),
+        Kind.BYTES: pa.binary(),
+        Kind.DATE: pa.date32(),
+    }[ids.kind]
+
+
+def column_of(ids: Sequence[RecordId | None], kind: IdType) -> pa.Array:
+    values = [label.bytes if isinstance(label, UUID) else label for label in ids]
+    return pa.array(values, arrow_type(kind))
