@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-import pyarrow as pa
-
+from embedctl_config.errors import MissingExtra
 from embedctl_config.record_ids import MAX_DIGITS, IdType, Kind, RecordId
+
+try:
+    import pyarrow as pa
+except ImportError as error:
+    raise MissingExtra("parquet", "parquet") from error
 
 
 def arrow_type(ids: IdType) -> pa.DataType:

@@ -9,11 +9,16 @@ from decimal import Decimal
 from uuid import UUID
 
 import numpy as np
-from psycopg.types.datetime import DateBinaryDumper
-from psycopg.types.numeric import DecimalBinaryDumper
 
 from embedctl.destinations.interface import Batch
+from embedctl_config.errors import MissingExtra
 from embedctl_config.record_ids import RecordId
+
+try:
+    from psycopg.types.datetime import DateBinaryDumper
+    from psycopg.types.numeric import DecimalBinaryDumper
+except ImportError as error:
+    raise MissingExtra("pgvector", "postgresql://") from error
 
 #: The columns that are ours, in their order. A table of somebody else may lack the last one.
 COLUMNS = ("id", "embedding", "source", "metadata")

@@ -223,9 +223,7 @@ def test_ids_of_two_types_are_refused() -> None:
     words = "record 2: the id is text, and that of record 0 is a whole number: ids of one job have one type"
     with pytest.raises(InputError, match=words):
         of(["a", "b", "c"], ids=[1, None, "1"])
-    with pytest.raises(
-        InputError, match=r"record 1: .* a decimal with 1 digits .* 0 is a decimal with 2 digits"
-    ):
+    with pytest.raises(InputError, match=r"record 1: .* a decimal with 1 digits .* 0 is a decimal with 2 digits"):
         of(["a", "b"], ids=[Decimal("1.10"), Decimal("1.1")])
 
 
