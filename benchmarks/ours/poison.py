@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 
 from benchmarks.ours.service import DUMMY, Figures, Service, service
 
-from embedctl import enqueue_embeddings
+from embedctl import Job, enqueue_embeddings
 from embedctl.common import processes
 from embedctl.queueing.broker import Broker
 
@@ -20,25 +20,33 @@ _CHUNK, _TEXTS = 16, 10_000
 _PATIENCE_S = 120.0
 
 
-def poison(*, seconds: float = 15.0, batch_s: float = 0.1) -> Figures:
+def poison(*, seconds: float = 15.0, batch_s: float = 0.1, only: str = "") -> Figures:
     """The rate of a tenant's job beside another one's job of 10,000 texts, some of which kill workers, as a part of its
     rate beside the same job where none does; and how long it takes until the first such text is found.
 
     A host has two workers under `embedctl up`. A rate is measured for so many seconds after the first death.
     """
-    harmless, _ = _beside({}, seconds, batch_s)
+    harmless, _ = _beside([_texts({})], seconds, batch_s)
     found: Figures = {"beside harmless texts, records/s": harmless}
-    for name, bad in {
-        **{word: {40: word} for word in _WORDS},
-        "100 texts": {40 + 99 * number: _WORDS[number % len(_WORDS)] for number in range(100)},
+    for name, jobs in {
+        **{word: [_texts({40: word})] for word in _WORDS},
+        "100 texts": [_texts({40 + 99 * number: _WORDS[number % len(_WORDS)] for number in range(100)})],
+        "100 jobs": [*([*["a text"] * (_CHUNK - 1), f"a text {_WORDS[at % 3]}"] for at in range(100)), _texts({})],
     }.items():
-        rate, found_s = _beside(bad, seconds, batch_s)
+        if only and name != only:
+            continue
+        rate, found_s = _beside(jobs, seconds, batch_s)
         found |= {f"{name}: rate / rate beside harmless texts": rate / harmless, f"{name}: found after, s": found_s}
     return found
 
 
-def _beside(bad: dict[int, str], seconds: float, batch_s: float) -> tuple[float, float]:
-    """Records/s of a job beside one with these words in its texts, and the seconds until the first one has failed."""
+def _texts(bad: dict[int, str]) -> list[str]:
+    """The texts of a large job, with these words in some."""
+    return [f"a text {bad.get(at, '')}" for at in range(_TEXTS)]
+
+
+def _beside(bad: list[list[str]], seconds: float, batch_s: float) -> tuple[float, float]:
+    """Records/s of a job beside another tenant's jobs of these texts, and the seconds until a text has failed."""
     classes = {DUMMY: {"backend": "dummy", "options": {"dim": 16, "seconds_per_batch": batch_s, "poison": True}}}
     with service(classes=classes) as of, ExitStack() as stack:
         broker = stack.enter_context(closing(Broker.connect(of.settings)))
@@ -47,22 +55,26 @@ def _beside(bad: dict[int, str], seconds: float, batch_s: float) -> tuple[float,
         while sum(not each.quarantine for each in broker.workers.alive()) < 2:
             time.sleep(0.1)
         other = enqueue_embeddings(["a text"] * 100_000, tenant="b", chunk_size=_CHUNK, settings=of.settings)
-        texts = [f"a text {bad.get(at, '')}" for at in range(_TEXTS)]
         began = time.monotonic()
-        job = enqueue_embeddings(texts, tenant="a", chunk_size=_CHUNK, settings=of.settings)
-        while bad and not job.status().deaths and time.monotonic() - began < _PATIENCE_S:
+        jobs = [enqueue_embeddings(texts, tenant="a", chunk_size=_CHUNK, settings=of.settings) for texts in bad]
+        is_harmless = not any(word in text for word in _WORDS for texts in bad for text in texts)
+        while not is_harmless and not _sum(jobs, "deaths") and time.monotonic() - began < _PATIENCE_S:
             time.sleep(0.05)
-        if not bad:
+        if is_harmless:
             time.sleep(2.0)
         before, since = other.status().done, time.monotonic()
         found_s, rate = 0.0, 0.0
-        while not rate or (bad and not found_s and time.monotonic() - began < _PATIENCE_S):
+        while not rate or (not is_harmless and not found_s and time.monotonic() - began < _PATIENCE_S):
             time.sleep(0.1)
             if not rate and time.monotonic() - since >= seconds:
                 rate = (other.status().done - before) / (time.monotonic() - since)
-            if not found_s and job.status().failed:
+            if not found_s and _sum(jobs, "failed"):
                 found_s = time.monotonic() - began
         return rate, found_s or _PATIENCE_S
+
+
+def _sum(jobs: list[Job], count: str) -> int:
+    return sum(getattr(job.status(), count) for job in jobs)
 
 
 def _up(of: Service, cpu: int, stack: ExitStack) -> None:

@@ -6,16 +6,24 @@ The indexes are all keys that `keys.py` declares but the records and the leases 
 from __future__ import annotations
 
 import json
+import os
+import random
 import secrets
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from redis import Redis
 
+from embedctl import enqueue_embeddings
 from embedctl.cli import main
 from embedctl.queueing.broker import Broker
 from embedctl.store.backlog import START, read_slice
@@ -26,6 +34,8 @@ from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
+from tests.support.forked import Forked
+from tests.support.jobs import reference
 from tests.support.store import (
     at_use,
     claim,
@@ -39,6 +49,8 @@ from tests.support.store import (
     take,
     work,
 )
+from tests.support.waiting import PATIENCE_S
+from tests.support.workers import CONFIG
 
 TENANT = "search"
 ANY, SOME = "*", "00000000-000000-0000000000"
@@ -233,6 +245,50 @@ def test_a_repair_may_die_between_any_two_steps(world: World, monkeypatch: pytes
     assert number > 5
     assert world.seen() == before
     world.finish()
+
+
+def produce(number: int, settings: Settings, over: threading.Event) -> int:
+    """Make jobs, one after the other, each with its vectors, and with each of them once."""
+    draw, jobs = random.Random(number), 0
+    while not over.is_set():
+        texts = [f"{number} {jobs} {at}" for at in range(draw.randint(1, 200))]
+        job = enqueue_embeddings(texts, chunk_size=8, lane=draw.choice(("interactive", "normal")), settings=settings)
+        status = job.wait(timeout=PATIENCE_S)
+        assert (status.state, status.done, status.failed) == ("completed", len(texts), 0)
+        assert [at for chunk in job.iter_results() for at in chunk.positions] == list(range(len(texts)))
+        np.testing.assert_array_equal(job.vectors(), reference(texts))
+        job.discard()
+        jobs += 1
+    return jobs
+
+
+@pytest.mark.slow
+def test_a_repair_beside_workers_and_producers_loses_and_doubles_nothing(
+    broker: Broker, raw: Redis, settings: Settings, short_folder: Path
+) -> None:
+    """Every index is deleted in its turn, alone or with others, while jobs are made, worked on and read."""
+    (short_folder / "embedctl.toml").write_text(CONFIG)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
+    own |= {"EMBEDCTL_REDIS_URL": settings.redis_url, "EMBEDCTL_CONFIG": str(short_folder / "embedctl.toml")}
+    log, draw, over, world = short_folder / "log", random.Random(41), threading.Event(), World(broker, raw)
+    arguments = ["worker", "--class", "dummy", "--model", "dummy"]
+    workers = [Forked(arguments, own, short_folder, log, log) for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        producers = [pool.submit(produce, number, settings, over) for number in range(3)]
+        try:
+            for pattern in draw.sample(INDEXES, len(INDEXES)):
+                time.sleep(draw.uniform(0.0, 0.5))  # a random moment of everything
+                raw.unlink("none", *(name for each in (pattern, draw.choice(INDEXES)) for name in world.found(each)))
+                time.sleep(draw.choice((0.0, 0.3)))
+                repaired = list(broker.repair.steps())
+                assert [(each.lost, each.unreadable) for each in repaired if each.lost or each.unreadable] == []
+        finally:
+            over.set()
+    assert min(producer.result() for producer in producers) > 0
+    for worker in workers:
+        worker.kill()
+        worker.wait()
+    assert not list(broker.jobs.newest())
 
 
 def test_a_job_that_cannot_be_read_is_named_and_hides_no_other(world: World) -> None:
