@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -72,6 +73,8 @@ _FUNCTION = re.compile(
 _LOCAL = re.compile(r"^local (\w+) = .*\n", re.MULTILINE)
 #: A comment or a string, or else the name of a constant.
 _NAME = re.compile(r"--[^\n]*|'(?:[^'\\]|\\.)*'|\b([A-Z][A-Z_]+)\b")
+#: A name, and a name that is called or given to a call; not a field, and not the begin of a string.
+_WORD, _CALLED = re.compile(r"(?<![.\w'])\w+"), re.compile(r"(?<![.\w'])(\w+)[(,)}]")
 #: A field of a job that a script uses.
 _FACT = re.compile(r"\bfacts\.(\w+)")
 
@@ -267,12 +270,12 @@ def _needed(text: str) -> str:
     functions = {each["name"]: each for each in _FUNCTION.finditer(text)}
     script, names = _FUNCTION.sub("", text), [*functions]
     around: dict[str, list[str]] = {}
+    called, by_script = {name: _called(functions[name][0]) for name in names}, _called(script)
     for name in reversed(names):
-        used = re.compile(rf"(?<![.\w']){name}[(,)}}]")
-        users = [[*around[each], each] for each in around if used.search(functions[each][0])]
-        if users or used.search(script):
+        users = [[*around[each], each] for each in around if name in called[each]]
+        if users or name in by_script:
             shared = takewhile(lambda same: len({*same}) == 1, zip(*users, strict=False))
-            around[name] = [] if used.search(script) else [same[0] for same in shared]
+            around[name] = [] if name in by_script else [same[0] for same in shared]
             while any(_hides(functions[each], functions[name]) for each in around[name]):
                 around[name].pop()
 
@@ -281,17 +284,19 @@ def _needed(text: str) -> str:
         return functions[name]["head"] + indent(inner, " ") + functions[name]["body"]
 
     made_text = _FUNCTION.sub(lambda found: made(found["name"]) if around.get(found["name"]) == [] else "", text)
-    return _LOCAL.sub(lambda found: found[0] if len(_uses(found[1], made_text)) > 1 else "", made_text)
+    uses = Counter(_WORD.findall(made_text))
+    return _LOCAL.sub(lambda found: found[0] if uses[found[1]] > 1 else "", made_text)
 
 
-def _uses(name: str, text: str) -> list[str]:
-    return re.findall(rf"(?<![.\w']){name}\b", text)
+def _called(text: str) -> set[str]:
+    """The names that are called, or given to a call."""
+    return {*_CALLED.findall(text)}
 
 
 def _hides(outer: re.Match[str], inner: re.Match[str]) -> bool:
     """Whether a parameter of one function has the name of the other one, or of something that this uses."""
     names = {*outer["parameters"].split(", ")} - {*inner["parameters"].split(", "), ""}
-    return any(re.search(rf"(?<![.\w']){name}\b", inner[0]) for name in names)
+    return not names.isdisjoint(_WORD.findall(inner[0]))
 
 
 def file_text(name: str) -> str:
