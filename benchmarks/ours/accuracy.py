@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from benchmarks.ours.service import Figures
-from sentence_transformers import SentenceTransformer
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import encoded
 from embedctl_bench.peers.models import model_files
@@ -25,11 +24,11 @@ from embedctl_workers.arrays.halves import rounded
 from embedctl_workers.arrays.tokens import Rows, Vectors
 from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.backends.torch.loading import load_sentence_transformer
-from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
 from embedctl_workers.backends.torch.packed.kernels import Kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
 from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.tiles import AVX512, Tiles, tile_layers
+from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.host import Host
@@ -142,10 +141,10 @@ class _OnAvx512(TorchBackend):
     def __init__(self, files: ModelFiles, host: Host, layers: Layers) -> None:
         if not AVX512.needs <= cpu_flags():
             raise ModelError("this CPU has no AVX512_BF16")
-        self._layers = layers
+        self._kind = layers
         super().__init__(files, host)
         if self.engine == self.PADDED:
             raise ModelError("this model is not packed")
 
-    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
-        return packed_engine(model, host, lambda _weights, kernels, host: self._layers(Tiles(AVX512, host), kernels))
+    def _layers(self, weights: Weights, kernels: Kernels, host: Host) -> LayerKind:
+        return self._kind(Tiles(AVX512, host), kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import stat
@@ -13,6 +14,8 @@ from pathlib import Path
 from embedctl_config import durable, locks
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings, expanded
+
+log = logging.getLogger(__name__)
 
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
@@ -65,6 +68,20 @@ def keep(path: Path, data: bytes) -> None:
     """
     private_folder(path.parent)
     durable.write(path, data, mode=_READABLE)
+
+
+def kept(path: Path) -> bytes | None:
+    """The contents of a file of the cache; None if there is none, or it is not trusted, which is logged."""
+    try:
+        if wrong := distrusted(path):
+            log.warning("%s is not trusted and is made again: %s", path, wrong)
+            return None
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("%s can't be read and is made again: %s", path, error)
+        return None
 
 
 def make_readable(path: Path) -> None:

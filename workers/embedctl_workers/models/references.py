@@ -7,6 +7,7 @@ another runtime never imports torch. It calls sentence-transformers as any user 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from embedctl.common.processes import running
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import distrusted, keep, locked, private_folder
+from embedctl_workers.models.cache import keep, kept, locked, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
 from embedctl_workers.models.longest import longest_text
@@ -65,14 +66,12 @@ def references_path(files: ModelFiles, host: Host) -> Path:
 
 def _load(path: Path) -> dict[str, Vectors] | None:
     """The vectors of a file; None if there is none, or it is damaged or not trusted."""
-    try:
-        if wrong := distrusted(path):
-            log.warning("%s is not trusted and is made again: %s", path, wrong)
-            return None
-        with np.load(path, allow_pickle=False) as file:
-            vectors = {name: file[name] for name in ("plain", "prompted")}
-    except FileNotFoundError:
+    data = kept(path)
+    if data is None:
         return None
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            vectors = {name: file[name] for name in ("plain", "prompted")}
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         log.warning("%s is damaged and is made again: %s", path, error)
         return None

@@ -25,7 +25,7 @@ from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
 from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision
 from embedctl_workers.backends.gpu.transfer import Output, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
-from embedctl_workers.backends.torch.packed.inputs import packable
+from embedctl_workers.backends.torch.packed.packable import packable
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.gate_texts import gate_texts

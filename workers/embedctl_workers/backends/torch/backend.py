@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, ClassVar, Self
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ModelError, SettingsError
@@ -17,15 +17,22 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Backend, Reference
-from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
+from embedctl_workers.backends.torch.kept import PackedModel, TextRules, keep_model, kept_model
 from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
-from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
+from embedctl_workers.backends.torch.packed.engine import PackedEngine
+from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
+from embedctl_workers.backends.torch.packed.layers import LayerKind
+from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import OwnPlace
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.longest import longest_text
 from embedctl_workers.models.tuning import PADDED_BATCH_COST
 from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedTokenizerFast
 
 #: Number of prompts whose length in tokens is cached.
 _PROMPTS_KEPT = 16
@@ -40,29 +47,45 @@ class SentenceModel(Backend):
     Texts are tokenised once, unpadded. A ModelError if it can't be loaded, or is no text model with a fast tokenizer.
     """
 
+    _model: SentenceTransformer
+    _tokenizer: PreTrainedTokenizerFast
+
     def __init__(self, files: ModelFiles, host: Host) -> None:
         self.fingerprint = files.fingerprint
         self.reference = Reference(files)
-        self._model = load_sentence_transformer(files)
-        self._tokenizer = tokenizer = fast_tokenizer(self._model, files)
-        dim = self._model.get_embedding_dimension()
+        # The chunks of a job follow each other with the same prompt, which may be long: a few lengths are cached.
+        self._prompt_tokens: Callable[[str], int | None] = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
+        rules = self._load(files, host)
+        self.dim, self.max_tokens, self._prompt = rules.dim, rules.max_tokens, rules.prompt
+        tokenizer = Tokenizer.from_str(rules.tokenizer)
+        self._tokenize = TextTokenizer(
+            tokenizer,
+            max_tokens=rules.max_tokens,
+            columns=rules.columns,
+            keep=rules.keep,
+            fast=fast_tokenizer_for(tokenizer, host),
+        )
+
+    def _load(self, files: ModelFiles, host: Host) -> TextRules:
+        from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
+
+        self._model = model = load_sentence_transformer(files)
+        self._tokenizer = tokenizer = fast_tokenizer(model, files)
+        dim = model.get_embedding_dimension()
         if dim is None:
             raise ModelError(f"model {files.name!r} does not state the dimension of its vectors")
-        self.dim = dim
-        self.max_tokens = longest_text(self._model)
-        self._tokenize = TextTokenizer(
-            tokenizer.backend_tokenizer,
-            max_tokens=self.max_tokens,
+        return TextRules(
+            tokenizer=tokenizer.backend_tokenizer.to_str(),
             columns=[name for name in tokenizer.model_input_names if name != "attention_mask"],
             keep="left" if tokenizer.truncation_side == "right" else "right",
-            fast=fast_tokenizer_for(tokenizer.backend_tokenizer, host),
+            max_tokens=longest_text(model),
+            dim=dim,
+            prompt=model.prompts.get(model.default_prompt_name or "") or "",
         )
-        # The chunks of a job follow each other with the same prompt, which may be long: a few lengths are cached.
-        self._prompt_tokens = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        if prompt is None and self._model.default_prompt_name is not None:
-            prompt = self._model.prompts.get(self._model.default_prompt_name)
+        if prompt is None:
+            prompt = self._prompt
         if not prompt:
             return self._tokenize(texts, truncation_side)
         tokens = self._tokenize([prompt + text for text in texts], truncation_side)
@@ -79,9 +102,9 @@ class SentenceModel(Backend):
 class TorchBackend(SentenceModel):
     """A sentence-transformers model in fp32 on the CPU.
 
-    Models of the BERT family run on packed tokens. For all others, each batch is padded to its own longest row, and the
-    model's own modules do everything after tokenising. Either way, the vectors are those of
-    `SentenceTransformer.encode`.
+    Models of the BERT family run on packed tokens; most of them are loaded without sentence-transformers from their
+    second start on. For all others, each batch is padded to its own longest row, and the model's own modules do
+    everything after tokenising. Either way, the vectors are those of `SentenceTransformer.encode`.
 
     Options:
         engine: `auto`, or `padded` to run any model through its own modules.
@@ -96,18 +119,42 @@ class TorchBackend(SentenceModel):
             if value not in ("auto", other):
                 raise SettingsError(f"{name} {value!r} of backend torch is neither auto nor {other}")
         torch.set_num_threads(host.threads)
-        super().__init__(files, host)
-        self._plain = products == "plain"
+        self._may_pack, self._plain = engine == "auto", products == "plain"
         self._place = OwnPlace()
-        with self._place:  # it measures
-            packed = self._packed(self._model, host) if engine == "auto" else None
-        self._engine: CpuEngine = packed or self._padded(Padding.of(self._tokenizer))
-        self.engine = packed.name if packed else self.PADDED
+        self._packed: PackedModel | None = None
+        super().__init__(files, host)
+        packed = self._packed
+        self._engine: CpuEngine
         self._pads = packed is None
-        if packed:
+        if packed is None:
+            self.engine = self.PADDED
+            self._engine = self._padded(Padding.of(self._tokenizer))
+        else:
+            kernels = load_kernels(host)
+            with self._place:  # it measures
+                kind = self._layers(packed.weights, kernels, host)
+                self._engine = PackedEngine(packed.weights, packed.rest, kernels, kind)
+            self.engine = self._engine.name
             self._tokenize = self._tokenize.only("input_ids")
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
         self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
+
+    def _load(self, files: ModelFiles, host: Host) -> TextRules:
+        kept = kept_model(files, host) if self._may_pack else None
+        if kept is None:
+            from embedctl_workers.backends.torch.packed.packable import packable
+
+            rules = super()._load(files, host)
+            if not self._may_pack or (packed := packable(self._model)) is None:
+                return rules
+            self._packed = PackedModel(rules, *packed)
+            kept = keep_model(files, host, self._model, self._packed)
+            if kept is None:
+                return rules
+            del self._model, self._tokenizer
+        self._packed = kept
+        self._prompt_tokens = _left_out
+        return kept.rules
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
@@ -116,9 +163,9 @@ class TorchBackend(SentenceModel):
     #: The engine's name for a model that is run through its own modules.
     PADDED: ClassVar[str] = "padded, torch"
 
-    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
-        """The engine for packed tokens; None if it can't run this model."""
-        return packed_engine(model, host, partial(fp32_layers, plain=self._plain))
+    def _layers(self, weights: Weights, kernels: Kernels, host: Host) -> LayerKind:
+        """How the layers of a packed model are computed."""
+        return fp32_layers(weights, kernels, host, plain=self._plain)
 
     def _padded(self, padding: Padding) -> CpuEngine:
         return _Padded(self._model, padding)
@@ -138,7 +185,8 @@ class TorchBackend(SentenceModel):
         return padded(lengths) if self._pads else int(lengths.sum())
 
     def close(self) -> None:
-        del self._engine, self._model
+        del self._engine
+        self.__dict__.pop("_model", None)
 
 
 class TorchBf16Backend(TorchBackend):
@@ -154,8 +202,8 @@ class TorchBf16Backend(TorchBackend):
             raise ModelError(why)
         super().__init__(files, host, engine, products)
 
-    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
-        return packed_engine(model, host, partial(bf16_layers, plain=self._plain))
+    def _layers(self, weights: Weights, kernels: Kernels, host: Host) -> LayerKind:
+        return bf16_layers(weights, kernels, host, plain=self._plain)
 
     def _padded(self, padding: Padding) -> CpuEngine:
         engine = _Padded(self._model, padding)
@@ -165,6 +213,11 @@ class TorchBf16Backend(TorchBackend):
                 return engine(tokens, rows).float()
 
         return run
+
+
+def _left_out(_prompt: str) -> int | None:
+    """The tokens of a prompt that the pooling of a kept model leaves out: none."""
+    return None
 
 
 class _Padded:

@@ -6,22 +6,21 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from sentence_transformers import SentenceTransformer
-
 from embedctl_config.hardware import ModelEntry, Thresholds
+from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.backends.base import Reference
-from embedctl_workers.backends.torch.backend import TorchBackend
-from embedctl_workers.backends.torch.packed.engine import PackedEngine, taken_over
-from embedctl_workers.backends.torch.packed.inputs import packable
+from embedctl_workers.backends.torch.backend import CpuEngine, TorchBackend
 from embedctl_workers.backends.torch.packed.int8 import Int8Library, fits_int8, int8_layers
-from embedctl_workers.backends.torch.packed.kernels import load_kernels
+from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
+from embedctl_workers.backends.torch.packed.layers import LayerKind
+from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 #: What this engine is held to, instead of int8's wider bounds.
 BOUNDS = Thresholds(min_cosine=0.98, mean_cosine=0.99)
-#: The model types of configurations that :func:`packable` may take.
+#: The model types of configurations that :func:`.packed.packable.packable` may take.
 _FAMILIES = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert"}
 _OTHER_FAMILY = "the model is not of the BERT family"
 #: The compiler's, beside the usual ones.
@@ -47,15 +46,15 @@ class TorchInt8Backend(TorchBackend):
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         return cls(resolve_model(model, entry), host)
 
-    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine:
-        found = packable(model)
-        if found is None:
-            raise NotInt8(_OTHER_FAMILY)
-        if not fits_int8(found[0]):
+    def _layers(self, weights: Weights, kernels: Kernels, host: Host) -> LayerKind:
+        if not fits_int8(weights):
             raise NotInt8(
                 "the model's layers have sizes or an activation that the packed engine does not compute in int8"
             )
-        return taken_over(model, PackedEngine(*found, load_kernels(host), int8_layers(self._library)))
+        return int8_layers(self._library)
+
+    def _padded(self, padding: Padding) -> CpuEngine:
+        raise NotInt8(_OTHER_FAMILY)
 
 
 def compile_all(host: Host) -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from embedctl_config.errors import ModelError
+from embedctl_workers.backends.torch.packed.modules import FirstDimensions
 from embedctl_workers.models.files import ModelFiles
 
 #: The inputs that are made of a text.
@@ -41,20 +42,6 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     if model.truncate_dim is not None:
         model.append(FirstDimensions(model.truncate_dim))
     return model.float().eval()
-
-
-class FirstDimensions(torch.nn.Module):
-    """Keeps the first dimensions of a vector, where a model's configuration says so (`truncate_dim`).
-
-    In sentence-transformers, `encode` does this after the last module.
-    """
-
-    def __init__(self, dimensions: int) -> None:
-        super().__init__()
-        self._dimensions = dimensions
-
-    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        return {**features, "sentence_embedding": features["sentence_embedding"][:, : self._dimensions]}
 
 
 def _in_one_line(error: Exception) -> str:

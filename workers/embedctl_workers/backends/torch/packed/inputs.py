@@ -1,37 +1,13 @@
-"""Shared by the packed engines: the choice of models that they run, and the packing of a batch's texts."""
+"""Shared by the packed engines: the packing of a batch's texts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules.transformer import Transformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
-from embedctl_workers.backends.torch.loading import FirstDimensions
-from embedctl_workers.backends.torch.packed.weights import Weights, weights_of
-
-#: The modules that can follow packed tokens.
-_PACKED = (Pooling, Normalize, Dense, FirstDimensions)
-
-
-def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]] | None:
-    """The weights of a model of the BERT family, and the modules that turn tokens' vectors into a text's vector.
-
-    None for any other model. The modules are the model's own. They recognise packed tokens by `cu_seq_lens_q`.
-    """
-    transformer, *rest = model
-    if type(transformer) is not Transformer or not all(type(each) in _PACKED for each in rest):
-        return None
-    if transformer.query_expansion is not None or not hasattr(Pooling, "_forward_flattened"):
-        return None
-    if any(transformer.tokenizer.backend_tokenizer.encode("a").type_ids):
-        return None
-    weights = weights_of(transformer.auto_model)
-    return None if weights is None else (weights, rest)
+from embedctl_workers.backends.torch.packed.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

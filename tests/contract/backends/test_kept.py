@@ -1,0 +1,127 @@
+"""What sentence-transformers made of a model is kept for the next start: the same vectors, without loading it again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Backend
+from embedctl_workers.backends.torch import kept, loading
+from embedctl_workers.machine.host import Host
+from tests.support.chunks import encode
+from tests.support.model_families import edit, edit_weights
+from tests.support.references_here import sentence_transformer
+from tests.support.texts import TEXTS
+from tests.support.tiny_models import Tiny, make_model
+
+pytestmark = pytest.mark.slow
+
+ALL_MODES = "cls+mean+max+mean_sqrt_len_tokens+weightedmean+lasttoken"
+KEPT = [
+    Tiny("bert", pooling=ALL_MODES, dense=12, normalize=True, prompt="passage: "),
+    Tiny("roberta", pooling="cls", normalize=True, act="relu"),
+    Tiny("xlm-roberta", pooling="mean", truncation="left"),
+    Tiny("distilbert", pooling="max", lower=True, act="silu"),
+]
+NOT_KEPT = [Tiny("bert", include_prompt=False, prompt="passage: "), Tiny("bert", act="gelu_new"), Tiny("mpnet")]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[[], Backend]:
+    """Loads the model of the test's folder; AMX's products, where they are the fastest, are not as close."""
+    host, entry = Host(threads=1, cache=tmp_path / "cache"), ModelEntry(source=str(tmp_path / "model"))
+    return lambda: load_backend("torch", "tiny", entry=entry, host=host, options={"products": "plain"})
+
+
+@pytest.fixture
+def refuse_to_load(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, nothing is loaded by sentence-transformers."""
+
+    def refused(_files: object) -> NoReturn:
+        raise AssertionError("sentence-transformers was asked")
+
+    return lambda: monkeypatch.setattr(loading, "load_sentence_transformer", refused)
+
+
+def vectors_of(backend: Backend) -> Vectors:
+    found = encode(backend, TEXTS, normalize=False).vectors
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("tiny", KEPT, ids=str)
+def test_the_next_start_gives_the_same_vectors_without_sentence_transformers(
+    tiny: Tiny, tmp_path: Path, load: Callable[[], Backend], refuse_to_load: Callable[[], None]
+) -> None:
+    folder = make_model(tmp_path / "model", tiny)
+    first = load()
+    expected = vectors_of(first)
+    refuse_to_load()
+    again = load()
+    assert np.array_equal(vectors_of(again), expected)
+    assert (again.dim, again.max_tokens, again.engine) == (first.dim, first.max_tokens, first.engine)
+    theirs = sentence_transformer(folder).encode(list(TEXTS), batch_size=8)
+    np.testing.assert_allclose(expected, theirs, rtol=0, atol=1e-5)
+
+
+def test_a_kept_model_needs_no_import_of_transformers() -> None:
+    code = "import sys, embedctl_workers.backends.torch.backend; print({*sys.modules} & {*sys.argv[1:]})"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "sentence_transformers", "transformers"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("tiny", NOT_KEPT, ids=str)
+def test_what_ours_does_not_do_is_loaded_each_time(tiny: Tiny, tmp_path: Path, load: Callable[[], Backend]) -> None:
+    folder = make_model(tmp_path / "model", tiny)
+    for _ in range(2):
+        theirs = sentence_transformer(folder).encode(list(TEXTS), batch_size=8)
+        np.testing.assert_allclose(vectors_of(load()), theirs, rtol=0, atol=1e-5)
+    assert not list((tmp_path / "cache").glob("loaded/*"))
+
+
+def test_other_files_or_a_damaged_or_foreign_record_are_made_again(
+    tmp_path: Path, load: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path / "model", Tiny())
+    expected = vectors_of(load())
+    (record,) = (tmp_path / "cache" / "loaded").iterdir()
+    whole = record.read_bytes()
+    for damaged in (b"", whole[:100], b"[]", b"{}", json.dumps({**json.loads(whole), "layers": [{}]}).encode()):
+        record.write_bytes(damaged)
+        assert np.array_equal(vectors_of(load()), expected)
+        assert record.read_bytes() == whole
+    record.write_bytes(json.dumps({**json.loads(whole), "rest": [{"modes": ["cls"]}]}).encode())
+    record.chmod(0o666)  # anybody could have changed it
+    assert np.array_equal(vectors_of(load()), expected)
+    edit(folder, "config_sentence_transformers.json", truncate_dim=20)
+    assert np.array_equal(vectors_of(load()), expected[:, :20])
+    monkeypatch.setattr(kept, "version", lambda _package: "another")
+    assert np.array_equal(vectors_of(load()), expected[:, :20])
+    assert len(list(record.parent.iterdir())) == 3
+
+
+def test_files_that_sentence_transformers_reads_otherwise_are_not_kept(
+    tmp_path: Path, load: Callable[[], Backend]
+) -> None:
+    """Old files name weights otherwise; what was kept would find none of them."""
+    folder = make_model(tmp_path / "model", Tiny())
+    expected = vectors_of(load())
+    edit_weights(
+        folder, lambda all_: {name.replace("LayerNorm.weight", "LayerNorm.gamma"): each for name, each in all_.items()}
+    )
+    assert np.array_equal(vectors_of(load()), expected)
+    assert len(list((tmp_path / "cache" / "loaded").iterdir())) == 1

@@ -1,0 +1,113 @@
+"""Which models that sentence-transformers has loaded can run on packed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules.transformer import Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from transformers import (
+    BertModel,
+    CamembertModel,
+    DistilBertModel,
+    PreTrainedModel,
+    RobertaModel,
+    XLMRobertaModel,
+)
+from transformers.activations import ACT2FN
+
+from embedctl_workers.backends.torch.packed.modules import FirstDimensions
+from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+
+#: The modules that can follow packed tokens.
+_PACKED = (Pooling, Normalize, Dense, FirstDimensions)
+
+
+def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]] | None:
+    """The weights of a model of the BERT family, and the modules that turn tokens' vectors into a text's vector.
+
+    None for any other model. The modules are the model's own. They recognise packed tokens by `cu_seq_lens_q`.
+    """
+    transformer, *rest = model
+    if type(transformer) is not Transformer or not all(type(each) in _PACKED for each in rest):
+        return None
+    if transformer.query_expansion is not None or not hasattr(Pooling, "_forward_flattened"):
+        return None
+    if any(transformer.tokenizer.backend_tokenizer.encode("a").type_ids):
+        return None
+    weights = weights_of(transformer.auto_model)
+    return None if weights is None else (weights, rest)
+
+
+def weights_of(model: PreTrainedModel) -> Weights | None:
+    """The weights of an encoder of the BERT family; None for any other model.
+
+    Subclasses count as other models, because their additions are unknown here.
+    """
+    if type(model) in (BertModel, RobertaModel, XLMRobertaModel, CamembertModel):
+        return None if model.config.is_decoder or model.config.add_cross_attention else _bert(model)
+    if type(model) is DistilBertModel:
+        return _distilbert(model)
+    return None
+
+
+def _bert(model: Any) -> Weights:
+    tables = model.embeddings
+    return Weights(
+        words=_table(tables.word_embeddings),
+        places=_table(tables.position_embeddings) + _table(tables.token_type_embeddings)[0],
+        norm=tables.LayerNorm,
+        layers=[
+            Layer(
+                query=layer.attention.self.query,
+                key=layer.attention.self.key,
+                value=layer.attention.self.value,
+                out=layer.attention.output.dense,
+                attention_norm=layer.attention.output.LayerNorm,
+                up=layer.intermediate.dense,
+                down=layer.output.dense,
+                norm=layer.output.LayerNorm,
+            )
+            for layer in model.encoder.layer
+        ],
+        heads=model.config.num_attention_heads,
+        padding_id=None if type(model) is BertModel else int(tables.padding_idx),
+        activation=_activation(model.config.hidden_act),
+    )
+
+
+def _distilbert(model: Any) -> Weights:
+    tables = model.embeddings
+    return Weights(
+        words=_table(tables.word_embeddings),
+        places=_table(tables.position_embeddings),
+        norm=tables.LayerNorm,
+        layers=[
+            Layer(
+                query=layer.attention.q_lin,
+                key=layer.attention.k_lin,
+                value=layer.attention.v_lin,
+                out=layer.attention.out_lin,
+                attention_norm=layer.sa_layer_norm,
+                up=layer.ffn.lin1,
+                down=layer.ffn.lin2,
+                norm=layer.output_layer_norm,
+            )
+            for layer in model.transformer.layer
+        ],
+        heads=model.config.n_heads,
+        padding_id=None,
+        activation=_activation(model.config.activation),
+    )
+
+
+def _table(embedding: torch.nn.Embedding) -> torch.Tensor:
+    return embedding.weight.detach().float().contiguous()
+
+
+def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    function: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
+    return None if name == "gelu" else function
