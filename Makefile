@@ -14,7 +14,7 @@ SIDE ?= -n 3 --dist worksteal
 # The slow ones wait even more, and run in four passes beside one another.
 side = $(if $(SIDE),-n $(1) --dist worksteal)
 # Modules that may have slow tests, and those among them that import torch. Each process imports all that it collects.
-SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles)
+SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles --exclude-dir=containers)
 MODELS = $(filter tests/contract/backends/%,$(SLOW)) $(shell grep -lE 'tiny_models|neuron_site|sentence_transformers' $(SLOW))
 # make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.
 CPU :=
@@ -59,7 +59,7 @@ test-loaded: $(VENV)/.dev ## the quick tests, three times, with both CPUs busy b
 
 .PHONY: test-slow
 test-slow: $(VENV)/.dev tools ## the slow tests and those that need a browser
-	@$(MAKE) --no-print-directory -k -j4 $(if $(CI),--output-sync=target) test-marked test-models test-as-users test-outside
+	@$(MAKE) --no-print-directory -k -j4 $(if $(CI),--output-sync=target) test-marked test-models test-as-users test-outside test-containers
 
 # They leave each other a CPU, because all of them wait. In CI, each one's output comes when it has ended.
 .PHONY: test-marked
@@ -77,6 +77,11 @@ test-as-users: $(VENV)/.dev
 .PHONY: test-outside
 test-outside: $(VENV)/.dev
 	@$(PY) -m pytest $(call side,2) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
+
+.PHONY: test-containers
+test-containers: $(VENV)/.dev
+	@if docker info >/dev/null 2>&1; then $(MAKE) --no-print-directory containers; \
+	else echo "no container engine answers: the images are not built and the stack is not run (make containers)"; fi
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use gateway
@@ -134,6 +139,10 @@ SEED ?=
 .PHONY: chaos
 chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, then count every record
 	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(CHUNK_FILES),--chunk-files $(CHUNK_FILES)) $(ARGS)
+
+.PHONY: containers
+containers: $(VENV)/.dev ## build the CPU images, run the stack, break it and count; ALL=1: with the faults that take minutes
+	@tests/containers/with-engine.sh $(PY) -m pytest -v --no-header $(if $(ALL),,-m "not long_fault") tests/containers $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## how many of 320 small faults in the product the tests notice: ARGS="--help"

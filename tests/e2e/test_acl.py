@@ -17,7 +17,7 @@ from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from tests.support.dashboard import dashboard
 from tests.support.here import Here
-from tests.support.jobs import reference
+from tests.support.jobs import assert_encoded, reference
 from tests.support.monitor import running_monitor
 from tests.support.redis_server import RedisServer, emptied
 from tests.support.tls import VERSIONS, restricted_redis
@@ -139,6 +139,20 @@ def _may(client: redis_py.Redis, command: tuple[str, ...]) -> bool:
     except redis_py.exceptions.ResponseError:  # for example a wrong type: the access list let the command through
         return True
     return True
+
+
+def test_a_restart_of_redis_keeps_all_jobs_and_nobody_is_its_default_user(here: Here, acl_redis: RedisServer) -> None:
+    job = enqueue_embeddings(["one", "two"], hardware="dummy", settings=here.settings)
+    acl_redis.stop()
+    acl_redis.start()
+    assert job.status().records == 2
+    here.start_worker()
+    assert_encoded(job, ["one", "two"])
+    with redis_py.Redis(unix_socket_path=f"{acl_redis.folder}/redis.sock", retry=Retry(NoBackoff(), 0)) as nobody:
+        with pytest.raises(redis_py.exceptions.AuthenticationError):
+            nobody.ping()
+        with pytest.raises(redis_py.exceptions.AuthenticationError):
+            nobody.execute_command("AUTH", "default", "")
 
 
 @OLD

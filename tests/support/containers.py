@@ -35,9 +35,11 @@ DOCKERFILES = (ROOT / "producer" / "Dockerfile", *sorted((ROOT / "workers").glob
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+):-([^}]*)\})")
 #: Absolute paths that a RUN instruction writes to.
-_ABSOLUTE = re.compile(r"(?<![\w.}/])/(?=(?:src|opt|wheels|models)\b)")
+_ABSOLUTE = re.compile(r"(?<![\w.}/])/(?=(?:src|opt|needs|wheels|models)\b)")
 #: The extras with which an image's packages are installed.
 _EXTRAS = re.compile(r"(?<=\.whl\))\[[\w,-]+\]")
+#: All stages share one root here, so what is mounted from another stage is in place.
+_MOUNT = re.compile(r"--mount=\S+ ")
 
 
 def compose(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -147,6 +149,8 @@ class Build:
         self.root = root
         self.left_out: list[str] = []
         self._dockerfile = dockerfile
+        #: Where a stage ends, and those that are made from it begin.
+        self._folders: dict[str, str] = {}
         self._bin = root / "usr" / "local" / "bin"
         self._bin.mkdir(parents=True)
         (self._bin / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
@@ -166,7 +170,7 @@ class Build:
         return self.root / path.lstrip("/")
 
     def _run_stage(self, stage: Stage) -> None:
-        folder, arguments = "/", {}
+        folder, arguments = self._folders.get(stage.base, "/"), {}
         for keyword, rest in stage.lines:
             if keyword == "ARG":
                 name, _, default = rest.partition("=")
@@ -179,7 +183,8 @@ class Build:
             elif keyword == "RUN" and "useradd" in rest:
                 self.left_out.append(rest)
             elif keyword == "RUN":
-                self._execute(rest, self.at(folder), arguments)
+                self._execute(_MOUNT.sub("", rest), self.at(folder), arguments)
+        self._folders[stage.name] = folder
 
     def _copy(self, rest: str, folder: str) -> None:
         *sources, target = shlex.split(rest)

@@ -40,16 +40,19 @@ def packages_of(requirement: Requirement) -> set[str]:
     return {name for name, _ in found}
 
 
-def new_environment(folder: Path, *names: str) -> Path:
-    """Make an environment with pip and some packages of this one, and return its Python.
+def new_environment(folder: Path, *names: str, with_pip: bool = True) -> Path:
+    """Make an environment with pip, or without, and some packages of this one; return its Python.
 
     venv itself would unpack and compile a pip for each environment: 5 s.
     """
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/*/site-packages")
-    for name in ("pip", *names):
+    for name in names:
         put_into(name, packages)
+    if not with_pip:
+        return python
+    put_into("pip", packages)
     script = folder / "bin" / "pip"
     script.write_text(f"#!{python}\nimport runpy\nrunpy.run_module('pip', run_name='__main__')\n")
     script.chmod(0o755)
@@ -82,4 +85,4 @@ def _link(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    new_environment(Path(sys.argv[1]))
+    new_environment(Path(sys.argv[-1]), with_pip="--without-pip" not in sys.argv)

@@ -106,11 +106,13 @@ def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redi
     """The content of the file that Redis' setting `aclfile` names: one line per user, with hashes and no passwords.
     `passwords` holds the valid ones of each user; `database` is in the names of Celery's channels.
     Only Redis 7 knows rules that make keys read-only: in 6.2, a user's commands apply to all of its keys."""
-    # Redis 6.2 gives a user all channels at first, even after a reset.
-    lines = ["user default reset resetchannels off"]
+    # Nobody can be this user, but Redis replays its append-only file as it, and older versions silently leave out each
+    # script and transaction that it may not repeat: without these rights, a restart of Redis loses all jobs.
+    lines = ["user default reset off ~* &* +@all"]
     for name, valid in passwords.items():
         hashes = [f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in valid]
         rules = ["~*", "&*", "+@all"] if name == ADMIN else _rules(name, database, redis_7=redis_7)
+        # Redis 6.2 gives a user all channels at first, even after a reset.
         lines.append(" ".join(["user", name, "reset", "resetchannels", "on", *hashes, *rules]))
     return "".join(f"{line}\n" for line in lines)
 

@@ -1,0 +1,155 @@
+"""The stack as docs/containers.md starts it, with real weights: its jobs, its images, and what its containers reach."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from tests.containers.boxes import MODEL, Boxes, docker
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+TEXTS = [f"passage {at} of a corpus " + "with some words " * (at % 8) for at in range(200)]
+BASE = "python:3.11-slim-bookworm"
+#: Image → the most bytes that it may add to its base.
+SIZES = {"embedctl-cpu:0.1.0": 1.6e9, "embedctl:0.1.0": 250e6}
+#: Prints for each HOST:PORT whether a connection was made.
+REACH = """
+import socket, sys
+for place in sys.argv[1:]:
+    host, port = place.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), 2).close()
+        print("reached")
+    except OSError:
+        print("not")
+"""
+
+#: Prints the packages of the environment, the compilers and what pip may have kept.
+LOOK = """
+import importlib.metadata, pathlib, shutil, sys
+ours = [path for path in sys.path if path.startswith("/opt/embedctl")]
+print(sorted(each.name.lower() for each in importlib.metadata.distributions(path=ours)))
+print([name for name in ("gcc", "cc", "g++", "make") if shutil.which(name)])
+print([*pathlib.Path("/root").glob(".cache/*")])
+"""
+
+
+@pytest.fixture
+def corpus(real: Boxes) -> str:
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    (real.folder / "data" / "corpus.jsonl").write_text(lines)
+    return "corpus.jsonl"
+
+
+def vectors(boxes: Boxes, name: str) -> np.ndarray:
+    found: np.ndarray = np.load(boxes.folder / "data" / name)
+    return found
+
+
+def test_jobs_from_the_container_and_from_outside_have_the_same_vectors(real: Boxes, corpus: str) -> None:
+    job = real.cli("submit", corpus).rstrip("\n")
+    assert job.replace("-", "").isalnum(), "the id alone, as scripts take it"
+    real.cli("fetch", job, "-o", "within.npy")
+    real.outside("submit", corpus, "-o", "outside.npy")
+    within, outside = vectors(real, "within.npy"), vectors(real, "outside.npy")
+    assert within.shape == (len(TEXTS), 384)
+    np.testing.assert_allclose(np.linalg.norm(within, axis=1), 1, atol=1e-5)
+    np.testing.assert_array_equal(within, outside)
+
+
+def test_the_gateway_answers_who_has_a_key(real: Boxes, corpus: str) -> None:
+    key = real.compose(
+        *("run", "--rm", "--no-TTY", "--user", "0:0", "--entrypoint", "embedctl", "setup"),
+        *("gateway", "key", "add", "alice", "--tenant", "search", "--keys", "/secrets/gateway/keys"),
+    ).split()[-1]
+    url = f"http://127.0.0.1:{real.gateway_port}/v1/embeddings"
+    body = json.dumps({"model": MODEL, "input": TEXTS[:5]}).encode()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(urllib.request.Request(url, body), timeout=60)
+    request = urllib.request.Request(url, body, {"Authorization": f"Bearer {key}"})
+
+    def answered() -> list[list[float]]:
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return [each["embedding"] for each in json.load(answer)["data"]]
+        except urllib.error.HTTPError as error:  # the new key is noticed within a second
+            return [] if error.code == 401 else [[error.code]]
+
+    eventually(answered, show=lambda: real.log("gateway"))
+    real.outside("submit", corpus, "--limit", "5", "-o", "five.npy")
+    np.testing.assert_allclose(answered(), vectors(real, "five.npy"), atol=1e-6)
+
+
+@contextmanager
+def listening_everywhere() -> Iterator[int]:
+    """A server of this machine, at all of its addresses; its port."""
+    server = http.server.ThreadingHTTPServer(("0.0.0.0", 0), http.server.SimpleHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_worker_reaches_redis_and_nothing_else(real: Boxes) -> None:
+    """And what holds texts beside it, the container of the command line, reaches the gateway and Flower too."""
+    gateway_of = docker(
+        "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", f"{real.project}_workers"
+    )
+    of_bridge = docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", "bridge")
+    inspected = json.loads(docker("inspect", real.id("flower"), real.id("gateway")))
+    addresses = [net["IPAddress"] for each in inspected for net in each["NetworkSettings"]["Networks"].values()]
+    with listening_everywhere() as port:
+        places = [
+            "redis:6379",
+            *(f"{host.strip()}:{port}" for host in (gateway_of, of_bridge)),
+            *("flower:5555", "gateway:8080", "1.1.1.1:443"),
+            *(f"{address}:{at}" for address in addresses for at in (5555, 8080)),
+        ]
+        told = real.inside("cpu", REACH, *places).split()
+    assert dict(zip(places, told, strict=True)) == {"redis:6379": "reached", **dict.fromkeys(places[1:], "not")}
+
+
+def test_a_container_may_do_nothing_but_its_work(real: Boxes) -> None:
+    for service in ("redis", "cpu", "flower", "gateway"):
+        (told,) = json.loads(docker("inspect", real.id(service)))
+        assert told["HostConfig"]["ReadonlyRootfs"], service
+        assert not any(word.lower().endswith("password") for word in told["Config"]["Env"]), service
+        ran = real.compose(
+            "exec", "--no-TTY", service, "sh", "-c", "touch /x; id -u; grep CapEff /proc/self/status", check=False
+        )
+        assert "Read-only file system" in ran, service
+        assert "\n0\n" not in ran, f"{service} runs as root"
+        assert "CapEff:\t0000000000000000" in ran, service
+
+
+def added_bytes(image: str) -> int:
+    """What an image adds to the base image of this engine."""
+    sizes = [int(docker("image", "inspect", "--format", "{{.Size}}", each)) for each in (image, BASE)]
+    return sizes[0] - sizes[1]
+
+
+@pytest.mark.parametrize("image", SIZES)
+def test_an_image_is_small_and_has_only_what_runs(images: None, image: str) -> None:
+    assert added_bytes(image) <= SIZES[image], f"{added_bytes(image) / 1e6:.0f} MB"
+    packages, tools, caches = docker("run", "--rm", "--entrypoint", "python", image, "-c", LOOK).splitlines()
+    assert caches == "[]"
+    # The compiler makes the kernels for the CPU at hand when a worker first starts.
+    assert tools == ("['gcc', 'cc']" if "cpu" in image else "[]")
+    assert ("'torch'" in packages) == ("cpu" in image)
+    assert "'pip'" not in packages
+    history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
+    assert "password" not in history.lower()
