@@ -134,6 +134,7 @@ test-all: test test-slow ## every test
 
 # How long `make chaos` breaks things, and the seed of what it breaks; a random one, which it prints, where empty.
 MINUTES ?= 10
+CASES ?= 10000
 SEED ?=
 
 .PHONY: chaos
@@ -187,8 +188,8 @@ families-table: $(VENV)/.dev ## encode a small model of each family, and write t
 	$(PY) -m pytest -q -m family tests/contract/backends/test_families.py --families-table docs/models.md $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.dev schemathesis ## 20,000 hostile requests to the gateway; ARGS="--fuzz-cases 50000" for 100,000
-	$(PY) -m pytest -q -s --fuzz-cases 10000 tests/e2e/test_fuzzed_gateway.py $(ARGS)
+fuzz: $(VENV)/.dev schemathesis ## two times CASES=10000 hostile requests to the gateway; others with another SEED=
+	$(PY) -m pytest -q -s --fuzz-cases $(CASES) --fuzz-seed $(or $(SEED),7) tests/e2e/test_fuzzed_gateway.py $(ARGS)
 
 .PHONY: site
 site: $(VENV)/.dev ## build the pages as a site with a search: build/site/index.html

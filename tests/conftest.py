@@ -108,6 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="hostile requests that each test of them makes at least: 1 means a round",
     )
+    parser.addoption("--fuzz-seed", metavar="SEED", type=int, default=7, help="another seed gives other requests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -25,7 +25,6 @@ from tests.support.waiting import eventually
 SCHEMATHESIS = Path(__file__).parents[2] / "build/schemathesis/bin/st"
 #: The memory of the gateway may grow by this while it answers (KiB).
 GROWTH_KIB = 48 * 1024
-SEED = 7
 #: Mutated requests after which the gateway is looked at.
 _A_ROUND = 1000
 #: Right requests that come too early or too late: OpenAI's clients would repeat one that is refused with 409.
@@ -134,10 +133,10 @@ def test_no_request_meets_a_fault(here: Here, fuzzed: Fuzzed, pytestconfig: pyte
     with fuzzed.client() as client:
         schema = here.folder / "openapi.json"
         schema.write_text(json.dumps(description(client)))
-    round_of = 0
+    round_of, seed = 0, pytestconfig.getoption("--fuzz-seed")
     while fuzzed.requests < pytestconfig.getoption("--fuzz-cases"):
         report = here.folder / f"report-{round_of}.json"
-        fuzz(schema, fuzzed.url, fuzzed.key, SEED + round_of, report)
+        fuzz(schema, fuzzed.url, fuzzed.key, seed + round_of, report)
         fuzzed.count(json.loads(report.read_text())["test_cases"]["generated"])
         round_of += 1
 
@@ -146,7 +145,7 @@ def test_no_request_meets_a_fault(here: Here, fuzzed: Fuzzed, pytestconfig: pyte
 @pytest.mark.timeout(7200)
 def test_no_bytes_meet_a_fault(fuzzed: Fuzzed, pytestconfig: pytest.Config) -> None:
     """Whatever bytes come, no answer is a fault, the next client is answered, and the gateway's memory stays flat."""
-    draw = random.Random(SEED)
+    draw = random.Random(pytestconfig.getoption("--fuzz-seed"))
     with fuzzed.client() as client:
         batch = next(iter(description(client)["paths"]["/v1/batches/{id}"].values()))["parameters"][0]["schema"][
             "enum"
