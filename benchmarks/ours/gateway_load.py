@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 import numpy as np
-from benchmarks.ours.service import DUMMY, Figures, Service, seconds_of, service
+from benchmarks.ours.service import DUMMY, Figures, Service, cpu_s_of, seconds_of, service
 
 from embedctl.common import processes
 from embedctl.queueing.broker import Broker
@@ -52,11 +52,6 @@ class _Gateway(NamedTuple):
     def forget(self) -> None:
         """Measure the most memory from now on."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
-
-    def cpu_s(self) -> float:
-        """The seconds of CPUs that it has taken."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def gateway_connections(*, connections: int = 1000, each: int = 5) -> Figures:
@@ -109,10 +104,10 @@ def gateway_batches(*, batches: int = 10_000, seconds: float = 60.0) -> Figures:
             time.sleep(1)
         found["all read after, s"] = time.perf_counter() - began
         redis.config_resetstat()
-        cpu_s, since = gateway.cpu_s(), time.perf_counter()
+        cpu_s, since = cpu_s_of(gateway.pid), time.perf_counter()
         time.sleep(seconds)
         passed = time.perf_counter() - since
-        found["CPUs of the gateway while they wait"] = (gateway.cpu_s() - cpu_s) / passed
+        found["CPUs of the gateway while they wait"] = (cpu_s_of(gateway.pid) - cpu_s) / passed
         stats = redis.info("commandstats").values()
         found["commands of Redis/s while they wait"] = sum(each["calls"] for each in stats) / passed
         found |= _calls(client, "while they wait")

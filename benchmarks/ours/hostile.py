@@ -14,13 +14,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from benchmarks.ours.service import Figures, Service, service
+from benchmarks.ours.service import Figures, Service, cpu_s_of, service
 
 from embedctl_gateway.access.key_file import add_key
 
@@ -29,7 +30,20 @@ _PAUSE_S = 0.02
 #: Between two connections of an attacker that was refused (seconds), and of one that sends slowly between two bytes.
 _AGAIN_S, _SLOWLY_S = 0.05, 1.0
 _MIB = 1024 * 1024
-_TEXTS = json.dumps({"model": "dummy", "input": ["word"] * 2048}).encode()
+#: What attackers send again and again. It is made once, because it is the gateway's time that is measured.
+BODIES: Mapping[str, Callable[[], bytes]] = {
+    "texts": lambda: json.dumps({"model": "dummy", "input": ["word"] * 2048}).encode(),
+    "large": lambda: b'{"model":"dummy","input":[' + b'"a",' * (4 * _MIB - 10) + b'"a"]}',
+    "deep": lambda: b'{"input":' + b"[" * (16 * _MIB - 100),
+    "fields": lambda: b"{%b}" % b",".join(b'"%d":%d' % (number, number) for number in range(30_000)),
+    "nested": lambda: b'{"input":[' + b"[1]," * 16_000 + b"[1]]}",
+    "bomb": lambda: gzip.compress(bytes(16 * _MIB)),
+}
+
+
+@cache
+def body(name: str) -> bytes:
+    return BODIES[name]()
 
 
 @dataclass(frozen=True)
@@ -53,16 +67,16 @@ class Attacker:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def ask(self, method: str, path: str, body: bytes = b"", *headers: str) -> None:
+    async def ask(self, method: str, path: str, sent: bytes = b"", *headers: str) -> None:
         """A request, and its answer read to the end."""
-        await self.send(self.request(method, path, body, *headers))
+        await self.send(self.request(method, path, sent, *headers))
         await self.answer()
 
-    def request(self, method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
+    def request(self, method: str, path: str, sent: bytes = b"", *headers: str) -> bytes:
         head = [f"{method} {path} HTTP/1.1", "host: localhost", f"authorization: Bearer {self.target.key}", *headers]
-        if body and not any(each.startswith("content-length") for each in headers):
-            head.append(f"content-length: {len(body)}")
-        return "\r\n".join([*head, "", ""]).encode() + body
+        if sent and not any(each.startswith("content-length") for each in headers):
+            head.append(f"content-length: {len(sent)}")
+        return "\r\n".join([*head, "", ""]).encode() + sent
 
     async def answer(self) -> None:
         head = await self.reader.readuntil(b"\r\n\r\n")
@@ -89,24 +103,23 @@ async def slow_bodies(one: Attacker) -> None:
 
 
 async def large_json(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", b'{"model":"dummy","input":[' + b'"a",' * (4 * _MIB - 10) + b'"a"]}')
+    await one.ask("POST", "/v1/embeddings", body("large"))
 
 
 async def deep_json(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", b'{"input":' + b"[" * (16 * _MIB - 100))
+    await one.ask("POST", "/v1/embeddings", body("deep"))
 
 
 async def many_fields(one: Attacker) -> None:
-    fields = b",".join(b'"%d":%d' % (number, number) for number in range(30_000))
-    await one.ask("POST", "/v1/embeddings", b"{%b}" % fields)
+    await one.ask("POST", "/v1/embeddings", body("fields"))
 
 
 async def nested_small_json(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", b'{"input":[' + b"[1]," * 16_000 + b"[1]]}")
+    await one.ask("POST", "/v1/embeddings", body("nested"))
 
 
 async def never_read(one: Attacker) -> None:
-    await one.send(one.request("POST", "/v1/embeddings", _TEXTS))
+    await one.send(one.request("POST", "/v1/embeddings", body("texts")))
     await asyncio.sleep(5)
     await one.send(one.request("GET", f"/v1/files/{one.target.file_id}/content"))
     await asyncio.sleep(30)
@@ -144,7 +157,7 @@ async def huge_headers(one: Attacker) -> None:
 
 
 async def bombs(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", gzip.compress(bytes(16 * _MIB)), "content-encoding: gzip")
+    await one.ask("POST", "/v1/embeddings", body("bomb"), "content-encoding: gzip")
 
 
 async def single_bytes(one: Attacker) -> None:
@@ -207,15 +220,16 @@ ATTACKS: tuple[Callable[[Attacker], Awaitable[None]], ...] = (
 
 def hostile(clients: int = 50, seconds: int = 8, turns: int = 3, attack: str = "", files: int = 2000) -> Figures:
     """The times of single texts of one tenant, alone and beside hostile clients, by turns of so many seconds."""
-    with service(workers=1, dim=384) as made, attacked(made, clients, attack, files) as (ask, attacking):
+    with service(workers=1, dim=384) as made, attacked(made, clients, attack, files) as (ask, attacking, pids):
         for _ in range(50):
             ask()
         found: dict[str, list[float]] = {"alone": [], "beside": []}
-        refused = 0
+        refused, cpu_s = 0, dict.fromkeys(pids, 0.0)
         for _ in range(turns):
             for name, times in found.items():
                 (attacking.set if name == "beside" else attacking.clear)()
                 time.sleep(2)
+                before = {who: cpu_s_of(pid) for who, pid in pids.items()}
                 until = time.monotonic() + seconds
                 while time.monotonic() < until:
                     if seconds_taken := ask():
@@ -223,7 +237,10 @@ def hostile(clients: int = 50, seconds: int = 8, turns: int = 3, attack: str = "
                     else:
                         refused += 1
                     time.sleep(_PAUSE_S)
+                for who, pid in pids.items() if name == "beside" else ():
+                    cpu_s[who] += cpu_s_of(pid) - before[who]
     figures = {"texts": float(len(found["beside"])), "refused": float(refused)}
+    figures |= {f"{who}_cpus": taken / (turns * seconds) for who, taken in cpu_s.items()}
     for name, times in found.items():
         figures[f"{name}_p50_ms"], figures[f"{name}_p99_ms"] = (
             1000 * statistics.quantiles(times, n=100, method="inclusive")[at] for at in (49, 98)
@@ -231,13 +248,25 @@ def hostile(clients: int = 50, seconds: int = 8, turns: int = 3, attack: str = "
     return {**figures, "p99_ratio": figures["beside_p99_ms"] / figures["alone_p99_ms"]}
 
 
+def hostile_kinds(clients: int = 50, seconds: int = 5, turns: int = 2) -> Figures:
+    """The same beside clients of one kind only, of each kind in turn."""
+    found: Figures = {}
+    for kind in (each.__name__ for each in ATTACKS):
+        figures = hostile(clients, seconds, turns, kind, 2000 if kind == "listings" else 20)
+        found |= {f"{kind}: {name}": figures[name] for name in ("alone_p99_ms", "beside_p99_ms", "p99_ratio")}
+        found |= {f"{kind}: {name}": figures[name] for name in ("gateway_cpus", "attackers_cpus")}
+    return found
+
+
 @contextmanager
-def attacked(made: Service, clients: int, attack: str, files: int) -> Iterator[tuple[Callable[[], float], Event]]:
-    """What asks the gateway for a text's vector, and tells how long that took (seconds; 0 if it was refused); and
-    whether the gateway is attacked."""
+def attacked(
+    made: Service, clients: int, attack: str, files: int
+) -> Iterator[tuple[Callable[[], float], Event, dict[str, int]]]:
+    """What asks the gateway for a text's vector, and tells how long that took (seconds; 0 if it was refused); whether
+    the gateway is attacked; and the processes of both."""
     path = made.folder / "keys"
     mine, theirs = add_key(path, "bob", "bob"), add_key(path, "eve", "eve")
-    with gateway(made, path) as port:
+    with gateway(made, path) as (port, pid):
         target = Target(port, theirs, _own_file(port, theirs, files))
         context = multiprocessing.get_context("spawn")
         attacking = context.Event()
@@ -247,10 +276,10 @@ def attacked(made: Service, clients: int, attack: str, files: int) -> Iterator[t
         headers = {"authorization": f"Bearer {mine}", "content-type": "application/json"}
 
         def ask() -> float:
-            body = json.dumps({"model": "dummy", "input": f"a text {random.random()}"})
+            asked = json.dumps({"model": "dummy", "input": f"a text {random.random()}"})
             began = time.perf_counter()
             try:
-                own.request("POST", "/v1/embeddings", body, headers)
+                own.request("POST", "/v1/embeddings", asked, headers)
                 answer = own.getresponse()
                 answer.read()
             except (OSError, http.client.HTTPException):
@@ -259,15 +288,15 @@ def attacked(made: Service, clients: int, attack: str, files: int) -> Iterator[t
             return time.perf_counter() - began if answer.status == 200 else 0.0
 
         try:
-            yield ask, attacking
+            yield ask, attacking, {"gateway": pid, "attackers": process.pid or 0}
         finally:
             process.kill()
             process.join()
 
 
 @contextmanager
-def gateway(made: Service, keys: Path) -> Iterator[int]:
-    """A gateway in a process of its own; gives its port."""
+def gateway(made: Service, keys: Path) -> Iterator[tuple[int, int]]:
+    """A gateway in a process of its own; gives its port and the process."""
     command = [sys.executable, "-m", "embedctl_gateway", "--address", "0", "--keys", str(keys)]
     environment, log = {**os.environ, "EMBEDCTL_REDIS_URL": made.settings.redis_url}, made.folder / "gateway.log"
     with log.open("wb") as file:
@@ -277,7 +306,7 @@ def gateway(made: Service, keys: Path) -> Iterator[int]:
             if process.poll() is not None:
                 raise RuntimeError(log.read_text())
             time.sleep(0.05)
-        yield int(found[1])
+        yield int(found[1]), process.pid
     finally:
         process.terminate()
         process.wait()

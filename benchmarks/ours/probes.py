@@ -31,7 +31,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "destinations": ("destinations",),
     "turns": ("cost_of_turns",),
     "service_scale": ("service_scale",),
-    "hostile": ("hostile",),
+    "hostile": ("hostile", "hostile_kinds"),
     "gateway_load": ("gateway_connections", "gateway_batches", "gateway_files"),
     "poison": ("poison",),
     "accuracy": ("accuracy",),

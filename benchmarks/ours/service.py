@@ -104,6 +104,12 @@ def machine_line() -> str:
     return f"{cpu_name()}, {cpus} of {os.cpu_count()} CPUs, Python {platform.python_version()}, load {load}"
 
 
+def cpu_s_of(pid: int) -> float:
+    """The seconds of CPUs that a process has taken, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def seconds_of(work: Callable[[], object]) -> float:
     """How long some work takes."""
     began = time.perf_counter()
