@@ -264,7 +264,7 @@ def test_uploads_that_bring_nothing_hold_up_nobody_and_end(here: Here, settings:
         idle = [opened.enter_context(gateway.connect()) for _ in range(UPLOADS.most + 1)]
         for each in idle:
             each.sendall(begin)
-        most = UPLOADS.most - UPLOADS.most // keys.RESERVE
+        most = UPLOADS.most // 2
         eventually(lambda: here.raw.hget(keys.ledger("sums"), "uploads") == b"%d" % most, what="the idle uploads")
         for each_gateway in (gateway, second):
             with client_of(each_gateway, theirs) as bob:

@@ -10,8 +10,6 @@ from embedctl_gateway.http.refusals import Refusal, busy
 
 #: Bodies and answers in memory. A single request may have more, so that it is not refused for ever.
 MAX_BYTES = 256 * 1024 * 1024
-#: A client with no more bytes than this part of them may use their last eighth, which is kept for small requests.
-_SMALL, _RESERVE = 64, 8
 #: Bytes of the bodies that are being answered, and uploads that are open.
 BYTES, UPLOADS = Room("bytes", MAX_BYTES, is_long=True), Room("uploads", 32, is_long=True)
 
@@ -39,9 +37,7 @@ class Admission:
             return busy("too many large requests are in flight; come again in a second")
         if not error.is_share:
             return busy(f"{what} are in flight; come again in a second")
-        return busy(
-            f"your tenant has its share of the {what} that may be in flight, and others ask too; come again in a second"
-        )
+        return busy(f"your tenant has its share of the {what} that may be in flight; come again in a second")
 
 
 class Held:
@@ -55,12 +51,10 @@ class Held:
         self._admission = admission
 
     def hold(self, count: int) -> None:
-        """Count more bytes, or fewer if below 0; raises Refusal if there is no room for them beside those of others."""
+        """Count more bytes, or fewer if below 0; raises Refusal if its client would hold more than is free then."""
         admission, client = self._admission, self.client
         own = admission.of_client[client] + count
-        most = admission.max_bytes
-        most -= 0 if own * _SMALL <= most else most // _RESERVE
-        if count > 0 and admission.held + count > most and admission.held > self.count:
+        if count > 0 and own > admission.max_bytes - admission.held and admission.held > self.count:
             raise busy("too many large requests are in flight; come again in a second")
         admission.held += count
         admission.of_client[client] = own

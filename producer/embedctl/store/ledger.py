@@ -26,7 +26,8 @@ class Room:
     Attributes:
         name: without spaces.
         most: of all tenants.
-        is_long: whether a caller can hold it for as long as it likes. Its last part is then kept for small calls.
+        is_long: whether a caller can hold it for as long as it likes. A tenant then has at most as
+            much of it as is free.
     """
 
     name: str

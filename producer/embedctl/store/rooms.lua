@@ -56,10 +56,11 @@ local function without_place(asked, at)
     local all, own = unpack(redis.call('HMGET', SUMS, kind, kind .. ' ' .. asked.tenant))
     all, own = tonumber(all or 0), tonumber(own or 0)
     if all > 0 and all + amount > most then return {'full', kind} end
-    -- The last part is for tenants below their share; of what is held for long, for one that is yet to come, and small calls.
-    local share = most / (redis.call('ZCARD', who) + (is_long and 1 or 0))
-    local is_last = all > 0 and all + amount > most - math.max(1, math.floor(most / RESERVE))
-    if is_last and (own >= share or (is_long and amount > math.max(1, most / 64))) then return {'share', kind} end
+    -- The last part is for tenants below their share. Of what is held for long, each may have as much as is free then: one
+    -- alone has half, two have a third each, and something is left for who is yet to come.
+    local is_last = all + amount > most - math.max(1, math.floor(most / RESERVE)) and own >= most / redis.call('ZCARD', who)
+    if is_long then is_last = own + amount > most - all end
+    if all > 0 and is_last then return {'share', kind} end
   end
 end
 

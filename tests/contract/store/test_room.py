@@ -118,16 +118,18 @@ def test_greedy_tenants_come_to_have_equal_shares(broker: Broker, raw: Redis, te
     assert all(share - 8 <= places.had[name] <= share + 8 + 1 for name in names), places.had
 
 
-def test_what_is_held_for_long_leaves_a_part_to_those_who_are_yet_to_come(broker: Broker, raw: Redis) -> None:
+def test_of_what_is_held_for_long_each_has_as_much_as_is_free(broker: Broker, raw: Redis) -> None:
     places = Places(broker, raw, 64)
     places.room = replace(places.room, is_long=True)
-    assert places.ask_all("a") == 56
-    assert places.ask_all("b") == 8
+    assert [places.ask_all(each) for each in "abc"] == [32, 16, 8]
+    for _ in range(32):
+        places.end("a")
+    assert places.ask_all("d") == 20
     ledger, size = places.gateways[0], Room("bytes", 6400, is_long=True)
-    ledger.take("a", {size: 5600})
+    ledger.take("a", {size: 6000})  # one that is large is not refused for ever
     with pytest.raises(NoRoom):
-        ledger.take("b", {size: 101})
-    ledger.take("b", {size: 100})
+        ledger.take("b", {size: 401})
+    ledger.take("b", {size: 200})
 
 
 def test_all_kinds_of_room_are_taken_or_none(broker: Broker, raw: Redis) -> None:

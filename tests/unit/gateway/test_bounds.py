@@ -58,17 +58,19 @@ def test_bytes_are_bounded_but_one_request_may_have_more() -> None:
     assert (admission.held, admission.of_client) == (0, {})
 
 
-def test_the_last_bytes_are_for_clients_who_have_little() -> None:
+def test_each_client_has_as_many_bytes_as_are_free() -> None:
     admission = Admission(Ledger(NOWHERE), 2, max_bytes=6400)
-    many = [held_by(admission, "a") for _ in range(8)]
+    many = [held_by(admission, "a") for _ in range(5)]
     for each in many[:-1]:
         each.hold(800)
     with pytest.raises(Refusal):
         many[-1].hold(1)  # small by itself, but not its client
     other = held_by(admission, "b")
-    other.hold(100)
+    other.hold(1600)
     with pytest.raises(Refusal):
         other.hold(1)
+    many[0].hold(-800)
+    other.hold(1)
     for each in (*many, other):
         each.free()
     assert (admission.held, admission.of_client) == (0, {})
