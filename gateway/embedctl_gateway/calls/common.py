@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from embedctl.common.daemons import DaemonThreads
+from embedctl.common.daemons import DaemonThreads, doing_for, for_nobody
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.listening import in_shared_thread
@@ -38,7 +38,7 @@ from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing, page_of
 from embedctl_gateway.embedding import catalogue
 from embedctl_gateway.embedding.catalogue import Catalogue, Served
 from embedctl_gateway.embedding.embedder import Asked, Embedded, Embedder
-from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
+from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of, is_large
 from embedctl_gateway.http.fields import digits_of
 from embedctl_gateway.http.refusals import (
     Refusal,
@@ -63,8 +63,8 @@ BODY_S = 30.0
 MAX_TOKENS = 300_000
 #: About as many bytes of an answer a component takes as text, with its comma.
 _BYTES_PER_NUMBER = 13
-#: Threads that move the bytes of files.
-_MOVERS = 8
+#: Threads that move the bytes of files, and how many of them move those of one tenant at once.
+_MOVERS, _FOR_EACH = 8, 2
 #: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
 _GONE = 499
 #: Of a connection's state: what is to know the tenant of its caller, who has shown a key or needs none.
@@ -92,7 +92,7 @@ class Gateway:
         self.runner: Runs = Runner(broker, self.files, self.batches, tells=receiver is not None)
         events = EventStore(broker.connection)
         self.webhooks = None if receiver is None else Webhooks(receiver, events, self.telemetry.webhook)
-        self._movers = DaemonThreads(_MOVERS, "files")
+        self._movers = DaemonThreads(_MOVERS, "files", _FOR_EACH)
         #: Reads large bodies, and makes large answers: so they take no more than a part of a CPU from what answers.
         self.reader = DaemonThreads(1, "bodies")
         #: Tenant → what each of these waits for, so that those of others do not wait for all of them.
@@ -126,7 +126,7 @@ class Gateway:
                 limit = RetryLimit(longest_s=retry_s, while_full=False)
                 await ASIDE.acall(lambda: self.in_thread(work), EmbedctlError, failed=limit)
 
-        task = asyncio.create_task(free())
+        task = asyncio.create_task(free(), context=for_nobody())
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
 
@@ -181,7 +181,7 @@ class Call:
         """The body, which is a JSON object; raises Refusal if it is none, is too large, or takes too long. One that is
         `admitted` needs no place among the requests; one that `embeds` takes its place with its job, if it is small."""
         body = await self.body()
-        self._is_large = len(body) > SMALL_BYTES
+        self._is_large = is_large(body)
         if not admitted and (self._is_large or not embeds):
             await self.take({self.gateway.admission.places: 1})  # now: who sends slowly has none
             self._has_place = True
@@ -312,6 +312,7 @@ class Endpoint:
     async def _response(self, request: Request, held: Held) -> Response:
         try:
             caller = self._gateway.access.caller_of(request) if self._verbs else Caller()
+            doing_for.set(caller.tenant)
             if caller.tenant:
                 request.scope["state"][KNOWN](caller.tenant)
             caller.need(self._verbs)

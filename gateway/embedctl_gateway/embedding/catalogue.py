@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from embedctl.common.daemons import for_nobody
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.queueing.routing import near_models
@@ -51,7 +52,7 @@ class Catalogue:
         if self._known and time.monotonic() < self._known_until:
             return self._known
         if self._looking is None:
-            self._looking = asyncio.create_task(in_shared_thread(self._look))
+            self._looking = asyncio.create_task(in_shared_thread(self._look), context=for_nobody())
             self._looking.add_done_callback(self._looked)
         try:
             async with asyncio.timeout(LOOK_S):

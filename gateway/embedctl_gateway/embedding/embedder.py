@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from embedctl import AsyncJob, TruncatedRecord, aenqueue_embeddings
+from embedctl.common.daemons import for_nobody
 from embedctl.jobs.aio import discard_all
 from embedctl.jobs.options import Truncation, TruncationSide
 from embedctl.queueing.listening import in_shared_thread
@@ -28,6 +30,11 @@ RESULT_TTL_S = 300.0
 #: What answered requests have left in Redis is freed together, this long after the first of them (seconds). Each by
 #: itself would take a thread and a round trip, while the next request is encoded.
 _FREE_AFTER_S = 0.25
+#: So many requests of a tenant make their jobs at once: threads that compute wait for one another, and those of others
+#: for them. Large ones, which may wait for room, hold up no small ones.
+_MAKING = 4
+#: Characters of the texts of a small one.
+_SMALL = 32 * 1024
 #: How long a gateway that ends goes on freeing what its requests have left in Redis (seconds).
 _TIDY_S = 5.0
 
@@ -60,14 +67,20 @@ class Embedder:
         self._settings = settings
         self._ledger = ledger
         self._freeing: set[asyncio.Task[None]] = set()
+        #: Tenant, and whether the request is small → who makes a job now.
+        self._making: defaultdict[tuple[str, bool], asyncio.Semaphore]
+        self._making = defaultdict(lambda: asyncio.Semaphore(_MAKING))
         self._answered: list[AsyncJob] = []
         self._frees_soon = False
 
     async def embed(self, asked: Asked, served: Served, tenant: str, room: Taking) -> Embedded:
         """The vectors of all texts, by a job that takes this room. A task that is cancelled here cancels the job.
         Raises Refusal if a text has failed, or somebody ended the job; NoRoom; and as the library does."""
+        making = self._making[tenant, sum(map(len, asked.texts)) <= _SMALL]
+        await making.acquire()
         with taken_with_job(room):
             submitting = asyncio.create_task(self._submit(asked, served, tenant))
+        submitting.add_done_callback(lambda _: making.release())
         try:
             # Shielded, because a task that is cancelled as its job is made would not know the job.
             job = await asyncio.shield(submitting)
@@ -91,7 +104,7 @@ class Embedder:
             await asyncio.wait(self._freeing, timeout=_TIDY_S)
 
     def _begin(self, freeing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(freeing)
+        task = asyncio.create_task(freeing, context=for_nobody())
         self._freeing.add(task)
         task.add_done_callback(self._freeing.discard)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,13 @@ from embedctl_gateway.http.refusals import refuse
 
 T = TypeVar("T")
 
-#: A body of no more bytes is parsed at once.
+#: A body of no more bytes is small.
 SMALL_BYTES = 64 * 1024
 #: Most brackets, braces and commas of a body outside of its strings: each value has one. Sixteen times the texts that a
 #: request may have.
 MAX_MARKS = 32 * 2048
-#: Bytes of a step. After it, others have their turn for as long as it took.
-_STEP_BYTES = 128 * 1024
+#: Bytes of a step, and its marks. After it, others have their turn for as long as it took.
+_STEP_BYTES, _STEP_MARKS = 128 * 1024, 2 * 2048
 #: The parser takes no deeper arrays or objects.
 _DEEPEST = 1024
 _OPENING, _CLOSING, _COMMA = (np.frombuffer(each, np.uint8) for each in (b"[{", b"]}", b","))
@@ -30,11 +30,16 @@ _OPENING, _CLOSING, _COMMA = (np.frombuffer(each, np.uint8) for each in (b"[{", 
 _MARKS = np.isin(np.arange(256), np.concatenate([_OPENING, _CLOSING, _COMMA]))
 
 
+def is_large(body: bytes | bytearray) -> bool:
+    """Whether a body takes long to parse: it has many bytes, or perhaps many values."""
+    return len(body) > SMALL_BYTES or sum(map(body.count, b"[{,")) > _STEP_MARKS
+
+
 def fields_of(body: bytes | bytearray, longest: int) -> dict[str, Any]:
     """The fields of a body, which is a JSON object; raises Refusal if it is none, has too many values, or a text that
     is surely longer than the `longest` (bytes)."""
     try:
-        fields = orjson.loads(body) if len(body) <= SMALL_BYTES else _large(body, longest)
+        fields = _large(body, longest) if is_large(body) else orjson.loads(body)
     except orjson.JSONDecodeError as error:
         refuse(f"the body is not valid JSON in UTF-8: {error}", "invalid_json")
     if not isinstance(fields, dict):
@@ -58,21 +63,24 @@ def _large(body: bytes | bytearray, longest: int) -> object:
     depth = np.cumsum(np.isin(kinds, _OPENING).astype(np.int64) - np.isin(kinds, _CLOSING))
     ends = np.flatnonzero(depth < 2)
     arrays: dict[str, list[Any]] = {}
-    rest, at = bytearray(), 0
+    rest, at, left = bytearray(), 0, len(marks)
     for first in np.flatnonzero((kinds == ord("[")) & (depth == 2)):
         after = int(np.searchsorted(ends, first))
         if after == len(ends):  # it has no end, and the parser says so
             break
         last = ends[after]
         begin, end = int(marks[first]), int(marks[last])
-        if body[end] != ord("]") or end - begin < _STEP_BYTES:
+        if body[end] != ord("]") or (end - begin < _STEP_BYTES and last - first < _STEP_MARKS):
             continue
         within = slice(first, last)
-        commas = marks[within][(kinds[within] == _COMMA) & (depth[within] == 2)]
+        commas = first + np.flatnonzero((kinds[within] == _COMMA) & (depth[within] == 2))
+        some = _parsed(body, marks[first:], [*(commas - first).tolist(), int(last - first)])
         name = secrets.token_hex(16)
-        arrays[name] = [each for some in _paced(_parsed(body, begin + 1, [*commas.tolist(), end])) for each in some]
+        arrays[name] = [each for values in _paced(some) for each in values]
         rest += body[at:begin] + f'"{name}"'.encode()
-        at = end + 1
+        at, left = end + 1, left - int(last - first)
+    if left > _STEP_MARKS:
+        _too_many(_STEP_MARKS, "its fields' arrays and its texts")
     found = orjson.loads(rest + body[at:])
     if isinstance(found, dict):
         found = {name: arrays.get(value, value) if isinstance(value, str) else value for name, value in found.items()}
@@ -104,23 +112,32 @@ def _marks(body: bytes | bytearray) -> Iterator[npt.NDArray[np.int64]]:
         if depth > _DEEPEST:
             raise orjson.JSONDecodeError("arrays or objects are too deep", "", 0)
         if count > MAX_MARKS:
-            refuse(
-                f"the body has more than {MAX_MARKS:,} brackets, braces and commas outside of its strings; a request "
-                "has up to 2,048 texts. Ids of tokens are refused: with LangChain's OpenAIEmbeddings, set "
-                "check_embedding_ctx_length=False",
-                "too_many_inputs",
-                status=413,
-            )
+            _too_many(MAX_MARKS, "its texts")
         yield found + at
         at, in_string = at + len(step), bool(strings[-1])
 
 
-def _parsed(body: bytes | bytearray, begin: int, ends: list[int]) -> Iterator[list[Any]]:
-    """The elements between a position and the last end, some at a time."""
+def _parsed(body: bytes | bytearray, marks: npt.NDArray[np.int64], ends: list[int]) -> Iterator[list[Any]]:
+    """The elements of an array that begins at the first mark, some at a time. Each ends at one of these marks. Raises
+    Refusal if one of them has too many values."""
+    begin = before = 0
     for end in ends:
-        if end - begin >= _STEP_BYTES or end == ends[-1]:
-            values = orjson.loads(b"[" + body[begin:end] + b"]")
+        if end - before > _STEP_MARKS:
+            _too_many(_STEP_MARKS, "its fields' arrays and its texts")
+        before = end
+        size = int(marks[end] - marks[begin])
+        if size >= _STEP_BYTES or end - begin >= _STEP_MARKS or end == ends[-1]:
+            values = orjson.loads(b"[" + body[int(marks[begin]) + 1 : int(marks[end])] + b"]")
             if not values:  # nothing stands between two commas, or behind the last one
                 raise orjson.JSONDecodeError("an element is missing", "", 0)
             yield values
-            begin = end + 1
+            begin = end
+
+
+def _too_many(most: int, outside: str) -> NoReturn:
+    refuse(
+        f"the body has more than {most:,} brackets, braces and commas outside of {outside}; a request has up to 2,048 "
+        "texts. Ids of tokens are refused: with LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False",
+        "too_many_inputs",
+        status=413,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import deque
 from typing import Any
 
@@ -22,8 +23,10 @@ LEAST_READ_BYTES = 32 * 1024
 MAX_CONNECTIONS = 2500
 #: Lines of a request before its body. Proxies take up to 100 headers.
 MAX_LINES = 128
-#: A client that asked in this time may ask again, and pauses for it last this long at most (seconds).
-_LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.02
+#: A tenant that asked in this time may ask again, and pauses for it last this long at most (seconds).
+_LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.05
+#: What a turn costs is measured anew after as long (seconds).
+_MEASURED_S = 0.1
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
@@ -31,8 +34,9 @@ class Crowd:
     """The connections of one gateway, by client: a tenant, or the address of those who have shown no key.
 
     Each client has a turn of the event loop at once, unless it has had one in this round, or others of its connections
-    wait. These take turns with other clients. If there are clients that wait for nothing, whose next request is to find
-    the loop free, a pause as long as the round follows it.
+    wait. These take turns with other clients. If there are tenants that wait for nothing, whose next request is to find
+    the loop free, a pause follows the round: twice as long as this process computes for as many turns, in whichever
+    threads, and as long as the round. So those who wait have half of a CPU together.
     """
 
     def __init__(self) -> None:
@@ -43,6 +47,9 @@ class Crowd:
         self._lately: dict[str, float] = {}
         self._began = 0.0
         self._is_due = False
+        #: Turns since what they cost was measured, and then the time and the CPU's seconds of this process.
+        self._turns, self._measured_at, self._computed_s = 0, 0.0, 0.0
+        self._cost_s = 0.0
 
     def add(self, one: TimedProtocol) -> None:
         """Take in a connection, whose client is not known yet. If there are too many, a client of the most of them
@@ -72,11 +79,13 @@ class Crowd:
             self.remove(one)
             one.tenant = tenant
             self._put(one)
+            self._lately[one.whose] = one.loop.time()
 
     def has_turn(self, one: TimedProtocol) -> bool:
         """Whether a connection may go on now. If not, it is told to when its turn has come."""
         loop, whose = one.loop, one.whose
-        self._lately[whose] = loop.time()
+        if one.tenant:
+            self._lately[whose] = loop.time()
         if whose in self._waiting or whose in self._served:
             self._waiting.setdefault(whose, deque()).append(one)
             if not self._is_due:
@@ -86,6 +95,7 @@ class Crowd:
         if not self._served:
             loop.call_soon(self._served.clear)
         self._served.add(whose)
+        self._turns += 1
         return True
 
     def _put(self, one: TimedProtocol) -> None:
@@ -101,13 +111,26 @@ class Crowd:
             return
         now = loop.time()
         self._lately = {whose: at for whose, at in self._lately.items() if at > now - _LATELY_S}
-        pause_s = now - self._began if self._lately.keys() - self._waiting.keys() else 0.0
-        loop.call_later(min(pause_s, _LONGEST_PAUSE_S), self._serve, loop)
+        self._measure(now)
+        pause_s = 0.0
+        if self._lately.keys() - self._waiting.keys():
+            pause_s = min(max(now - self._began, 2 * self._cost_s * len(self._waiting)), _LONGEST_PAUSE_S)
+        loop.call_later(pause_s, self._serve, loop)
+
+    def _measure(self, now: float) -> None:
+        """Learn what a turn costs, with all that the process does for it later."""
+        if now - self._measured_at < _MEASURED_S:
+            return
+        computed_s = time.process_time()
+        if self._turns and now - self._measured_at < _LATELY_S:
+            self._cost_s = (computed_s - self._computed_s) / self._turns
+        self._turns, self._measured_at, self._computed_s = 0, now, computed_s
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._began = loop.time()
         loop.call_soon(self._next_round, loop)
         for one in [waiting.popleft() for waiting in self._waiting.values()]:
+            self._turns += 1
             one.go_on()
 
 

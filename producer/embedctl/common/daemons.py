@@ -3,43 +3,83 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
+
+#: Whose work a context does, such as a tenant's; empty if it is nobody's in particular.
+doing_for: ContextVar[str] = ContextVar("doing_for", default="")
+
+
+def for_nobody() -> Context:
+    """A copy of this context, for work that is not its client's alone."""
+    context = copy_context()
+    context.run(doing_for.set, "")
+    return context
+
+
+class _Work(NamedTuple):
+    whose: str
+    done: Future[Any]
+    call: Callable[[], Any]
 
 
 class DaemonThreads(Executor):
     """Like a ThreadPoolExecutor of at most `most` threads, but a process does not wait for them at its end: it abandons
-    their work."""
+    their work. Of the work of one client (:data:`doing_for`), at most `each` is done at once, and what is more waits
+    without holding up others."""
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, each: int | None = None) -> None:
         self._most = most
+        self._each = most if each is None else each
         self._name = name
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._work: SimpleQueue[_Work] = SimpleQueue()
         self._lock = threading.Lock()
-        self._begun = 0
+        self._idle = self._begun = 0
+        #: Client → its work that is done or next, and what waits for that to end.
+        self._at_once: Counter[str] = Counter()
+        self._waiting: defaultdict[str, deque[_Work]] = defaultdict(deque)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in one of the threads; see :meth:`concurrent.futures.Executor.submit`."""
         done: Future[Any] = Future()
-        self._work.put((done, partial(fn, *args, **kwargs)))
-        if not self._idle.acquire(blocking=False):
-            with self._lock:
-                if self._begun < self._most:
-                    self._begun += 1
-                    threading.Thread(target=self._run, name=f"{self._name}-{self._begun}", daemon=True).start()
+        work = _Work(doing_for.get(), done, partial(fn, *args, **kwargs))
+        with self._lock:
+            if work.whose and self._at_once[work.whose] >= self._each:
+                self._waiting[work.whose].append(work)
+                return done
+            self._at_once[work.whose] += 1
+            self._work.put(work)
+            if self._idle:
+                self._idle -= 1
+            elif self._begun < self._most:
+                self._begun += 1
+                threading.Thread(target=self._run, name=f"{self._name}-{self._begun}", daemon=True).start()
         return done
 
     def _run(self) -> None:
         while True:
-            done, work = self._work.get()
+            whose, done, call = self._work.get()
             if done.set_running_or_notify_cancel():
                 try:
-                    done.set_result(work())
+                    done.set_result(call())
                 except BaseException as error:  # noqa: BLE001  (the caller gets it)
                     done.set_exception(error)
-            del done, work  # otherwise they would keep their objects alive until the next work comes
-            self._idle.release()
+            del done, call  # otherwise they would keep their objects alive until the next work comes
+            self._end(whose)
+
+    def _end(self, whose: str) -> None:
+        """Let the client's next work begin in its turn; without any, this thread is free."""
+        with self._lock:
+            if waiting := self._waiting.get(whose):
+                self._work.put(waiting.popleft())
+                return
+            self._waiting.pop(whose, None)
+            self._idle += 1
+            self._at_once[whose] -= 1
+            if not self._at_once[whose]:
+                del self._at_once[whose]

@@ -24,8 +24,8 @@ from embedctl_config.retry import ASIDE, POLL, Streak
 
 T = TypeVar("T")
 
-#: The number of threads that ask.
-THREADS = 16
+#: The number of threads that ask, and how many of them ask for one client at once.
+THREADS, _FOR_EACH = 16, 4
 #: More threads than a process begins.
 _MOST_OWN = 1_000_000
 #: The number of threads that ask a gateway for events.
@@ -223,7 +223,7 @@ def _tell(loop: asyncio.AbstractEventLoop, heard: asyncio.Future[None]) -> None:
 def _threads() -> DaemonThreads:
     """Not the loop's own threads, so that embedctl and the application's `to_thread` never wait for each other. They
     are daemons: a Redis that does not answer must not keep a process from ending."""
-    return DaemonThreads(THREADS, "embedctl")
+    return DaemonThreads(THREADS, "embedctl", _FOR_EACH)
 
 
 @cache

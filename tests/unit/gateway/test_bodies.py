@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import tracemalloc
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
@@ -58,6 +60,31 @@ def test_too_many_values_are_refused_before_objects_are_made_of_them(value: byte
         tracemalloc.stop()
     assert (refused.value.status, refused.value.code) == (413, "too_many_inputs")
     assert len(body) > MAX_MARKS
+
+
+def test_many_small_values_are_parsed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"input": [[1]] * 10_000, "others": [{}] * 5_000, "model": "m"}
+    body, sizes = orjson.dumps(fields), []
+
+    def loads(part: bytes) -> Any:
+        sizes.append(len(part))
+        return orjson.loads(part)
+
+    monkeypatch.setattr("embedctl_gateway.http.bodies.orjson", SimpleNamespace(loads=loads))
+    assert len(body) <= SMALL_BYTES
+    assert fields_of(body, LONGEST) == fields
+    assert max(sizes) < len(body) / 3
+
+
+@pytest.mark.parametrize("value", [b"{%b}", b"[%b]", b'{"a":{%b}}', b'{"a":[1,[%b]]}', b'{"a":[%b],"b":{%b}}'])
+def test_many_values_that_can_not_be_parsed_apart_are_refused(value: bytes) -> None:
+    """The parser makes them in one step, in which nobody else has a turn."""
+    pairs = b",".join(b'"%d":{}' % number for number in range(5000))
+    within = value.replace(b"{%b}", b"{" + pairs + b"}").replace(b"[%b]", b"[" + b"{}," * 5000 + b"{}]")
+    body = within if within.startswith(b"{") else b'{"input":[' + within + b"]}"
+    with pytest.raises(Refusal) as refused:
+        fields_of(body, LONGEST)
+    assert (refused.value.status, refused.value.code) == (413, "too_many_inputs")
 
 
 def test_a_text_that_is_too_long_is_refused_unparsed() -> None:

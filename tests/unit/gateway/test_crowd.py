@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +15,10 @@ from embedctl_gateway.serving.connections import LEAST_READ_BYTES, Crowd, TimedP
 class One:
     """A connection that notes its turns."""
 
-    tenant = ""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, whose: str, log: list[str]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, whose: str, log: list[str], *, is_known: bool = True) -> None:
         self.loop = loop
         self.whose = whose
+        self.tenant = whose if is_known else ""
         self._log = log
 
     def go_on(self) -> None:
@@ -43,6 +44,49 @@ def test_a_client_with_many_connections_has_no_more_turns_than_others() -> None:
     assert log[:3] == ["eve", "mallory", "bob"]
     assert log[3:7] == ["eve", "mallory", "eve", "mallory"]
     assert log[7:] == ["eve"] * 17
+
+
+class Loop:
+    """An event loop whose time passes as things are due, while its process computes for 5 ms after each turn."""
+
+    def __init__(self) -> None:
+        self.now, self.turns = 0.0, 0
+        self.due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return 0.005 * self.turns
+
+    def call_later(self, pause_s: float, call: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self.due, (self.now + pause_s, len(self.due) + self.turns, call, args))
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        self.call_later(0.001, call, *args)
+
+    def run(self, crowd: Crowd, asking: Sequence[str]) -> float:
+        """How long it takes until the last of these connections has had its turn."""
+        log: list[str] = []
+        for whose in asking:
+            one: Any = One(self, whose, log, is_known=whose != "probe")  # type: ignore[arg-type]
+            if crowd.has_turn(one):
+                one.go_on()
+        while len(log) < len(asking):
+            self.now, _, call, args = heapq.heappop(self.due)
+            call(*args)
+            self.turns = len(log)
+        return self.now
+
+
+@pytest.mark.parametrize(("other", "least_s", "most_s"), [("bob", 0.5, 0.8), ("probe", 0.0, 0.3), ("eve", 0.0, 0.3)])
+def test_who_waits_for_turns_has_half_of_a_cpu_if_other_tenants_ask(
+    monkeypatch: pytest.MonkeyPatch, other: str, least_s: float, most_s: float
+) -> None:
+    """What a turn costs is known after a tenth of a second."""
+    loop = Loop()
+    monkeypatch.setattr("embedctl_gateway.serving.connections.time", loop)
+    assert least_s <= loop.run(Crowd(), [*["eve"] * 100, other]) < most_s
 
 
 class Transport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,6 +110,38 @@ def test_a_redis_that_is_away_keeps_no_later_request_unfreed(monkeypatch: pytest
 
     asyncio.run(run())
     assert freed.calls == [[jobs[1]]]
+
+
+def test_a_tenant_makes_a_few_jobs_at_once_and_large_ones_hold_up_no_small_ones(
+    monkeypatch: pytest.MonkeyPatch, freed: Freed
+) -> None:
+    made: list[tuple[str, int]] = []
+    room = asyncio.Event()
+
+    async def submit(_: Embedder, asked: Asked, __: object, tenant: str) -> Any:
+        made.append((tenant, len(asked.texts)))
+        await room.wait()
+        return Job()
+
+    monkeypatch.setattr(Embedder, "_submit", submit)
+    embedder = Embedder(Settings(), LEDGER)
+    served: Any = None
+
+    async def run() -> None:
+        asks = [("eve", 2048)] * 10 + [("eve", 1)] * 10 + [("bob", 1)]
+        taking = LEDGER.taking("default", {})
+        tasks = [
+            asyncio.create_task(embedder.embed(Asked(["word " * 10] * texts), served, tenant, taking))
+            for tenant, texts in asks
+        ]
+        await asyncio.to_thread(eventually, lambda: ("bob", 1) in made)
+        assert Counter(made) == {("eve", 2048): 4, ("eve", 1): 4, ("bob", 1): 1}
+        tasks[9].cancel()
+        room.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    assert Counter(made) == {("eve", 2048): 9, ("eve", 1): 10, ("bob", 1): 1}
 
 
 def test_the_job_of_a_caller_who_goes_away_is_freed_at_once(monkeypatch: pytest.MonkeyPatch, freed: Freed) -> None:

@@ -1,0 +1,43 @@
+"""Threads that several clients share."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextvars import Context
+from typing import Any
+
+from embedctl.common.daemons import DaemonThreads, doing_for, for_nobody
+from tests.support.waiting import eventually
+
+
+def test_the_work_of_one_client_leaves_threads_to_others() -> None:
+    threads, over = DaemonThreads(4, "shared", each=2), threading.Event()
+    began: list[str] = []
+
+    def work() -> str:
+        began.append("eve")
+        assert over.wait(60)
+        return "done"
+
+    def submit(whose: str, work: Any) -> Future[Any]:
+        context = Context()
+        context.run(doing_for.set, whose)
+        return context.run(threads.submit, work)
+
+    waiting = [submit("eve", work) for _ in range(10)]
+    waiting[5].cancel()
+    eventually(lambda: len(began) == 2, what="as much work as a client may have")
+    for whose in ("bob", "", "bob"):
+        assert submit(whose, lambda: "other").result(60) == "other"
+    assert began == ["eve"] * 2
+    over.set()
+    assert [each.result(60) for each in waiting if not each.cancelled()] == ["done"] * 9
+    assert submit("eve", lambda: "again").result(60) == "again"
+
+
+def test_work_for_all_is_no_clients() -> None:
+    context = Context()
+    context.run(doing_for.set, "eve")
+    assert context.run(lambda: for_nobody().run(doing_for.get)) == ""
+    assert context.run(doing_for.get) == "eve"
