@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 #: The options of a job that determine its vectors.
-DECIDING_OPTIONS = ("prompt", "truncation", "normalize")
+DECIDING_OPTIONS = ("prompt", "long", "normalize")
 #: Options that count only if a job sets them.
-LATER_OPTIONS = ("dimensions", "prompt_name", "truncation_side")
+LATER_OPTIONS = ("dimensions", "prompt_name")
 
 
 def job_fingerprint(model_fingerprint: str, options: Mapping[str, Any]) -> str:

@@ -75,7 +75,7 @@ class Plan:
     ids: str = "none"  # none, field, argument
     keep: tuple[str, ...] = ()
     count_tokens: bool = False
-    truncation: str = "truncate"
+    long: str = "cut"
     normalize: bool = True
     prompt: str | None = None
     poison: Mapping[int, str] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class DummyWorkload:
             chunk_size=rng.choice([*sizes, None]),
             words=words,
             ids=rng.choice(("none", "field", "argument")),
-            truncation=rng.choice(("truncate", "truncate", "error")),
+            long=rng.choice(("cut", "cut", "error")),
             normalize=rng.random() < 0.85,
             prompt=rng.choice((None, None, None, "query: ")),
             poison=poison,
@@ -382,7 +382,7 @@ def _expected(plan: Plan, items: Sequence[Item]) -> Expected:
     for position, text in enumerate(texts):
         code = _code(text)
         if code is None and tokens.lost[position]:
-            if plan.truncation == "error":
+            if plan.long == "error":
                 code = ErrorCode.TOO_LONG
             else:
                 cuts[position] = (int(tokens.lengths[position]), int(tokens.lost[position]))

@@ -295,7 +295,7 @@ def _as_program(order: Order) -> list[str]:
     options = {
         "model": plan.model,
         "hardware": plan.hardware,
-        "truncation": plan.truncation,
+        "long": plan.long,
         "normalize": plan.normalize,
         "prompt": plan.prompt,
         "chunk_size": plan.chunk_size,
@@ -321,7 +321,7 @@ def _as_command(order: Order) -> list[str]:
     plan = order.plan
     command = ["embedctl", "submit", str(order.corpus), "--quiet", "--resume", plan.key]
     command += ["--model", plan.model, "--class", plan.hardware, "--ttl", str(plan.ttl_s)]
-    command += ["--long", plan.truncation, "--tenant", plan.tenant, "--lane", plan.lane]
+    command += ["--long", plan.long, "--tenant", plan.tenant, "--lane", plan.lane]
     command += [] if plan.normalize else ["--no-normalize"]
     command += [] if plan.prompt is None else ["--prompt", plan.prompt]
     command += [] if plan.chunk_size is None else ["--chunk-size", str(plan.chunk_size)]

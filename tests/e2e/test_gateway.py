@@ -103,7 +103,7 @@ def test_a_text_that_was_cut_is_told_or_refused(http: httpx2.Client, start_worke
     answer = http.post("/v1/embeddings", json={"input": texts, "model": "dummy"}).json()
     assert answer["embedctl"] == {"truncated": [{"index": 1, "used": 256, "lost": 44}]}
     assert answer["usage"]["prompt_tokens"] == 257
-    refused = http.post("/v1/embeddings", json={"input": texts, "model": "dummy", "truncation": "error"})
+    refused = http.post("/v1/embeddings", json={"input": texts, "model": "dummy", "long": "error"})
     assert (refused.status_code, error_of(refused)["code"]) == (400, "context_length_exceeded")
     assert error_of(refused)["message"].startswith("input[1]: ")
     at_tei = http.post("/embed", json={"inputs": texts})
@@ -125,7 +125,7 @@ WRONG: list[tuple[dict[str, object], int, str, str]] = [
     ({"input": "one", "model": "dummy", "dimensions": 17}, 400, "invalid_value", "dimensions"),
     ({"input": "one", "model": "dummy", "encoding_format": "hex"}, 400, "invalid_value", "encoding_format"),
     ({"input": "one", "model": "dummy", "user": 1}, 400, "invalid_type", "user"),
-    ({"input": "one", "model": "dummy", "truncation": ["x"]}, 400, "invalid_value", "truncation"),
+    ({"input": "one", "model": "dummy", "long": ["x"]}, 400, "invalid_value", "long"),
     ({"input": "one", "model": "dummy", "input_type": "query"}, 400, "unsupported_parameter", "input_type"),
 ]
 

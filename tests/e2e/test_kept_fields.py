@@ -60,7 +60,7 @@ def test_they_come_out_of_the_library_if_asked_for(here: Here) -> None:
     texts = ["word " * 3, "", "w " * 300]
     half = enqueue_embeddings(texts, count_tokens=True, hardware="half", settings=here.settings)
     assert counted(half) == [3, 0, 256]  # as many as the dummy takes
-    whole = enqueue_embeddings(texts, count_tokens=True, truncation="mean", settings=here.settings)
+    whole = enqueue_embeddings(texts, count_tokens=True, long="mean", settings=here.settings)
     assert counted(whole) == [3, 0, 300]
     plain = enqueue_embeddings(ITEMS, settings=here.settings)
     assert [(chunk.kept, chunk.tokens) for chunk in plain.iter_results(timeout=60)] == [(None, None)]

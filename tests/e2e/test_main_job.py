@@ -52,10 +52,10 @@ def test_options_reach_the_worker(here: Here) -> None:
     here.start_worker()
     long = "word " * 300
     prompted = enqueue_embeddings(["a b"], prompt="query: ", settings=here.settings)
-    strict = enqueue_embeddings(["a b", long], truncation="error", settings=here.settings)
+    strict = enqueue_embeddings(["a b", long], long="error", settings=here.settings)
     cut = enqueue_embeddings(["a b", long], settings=here.settings)
     raw = enqueue_embeddings(["a b"], normalize=False, settings=here.settings)
-    mean = enqueue_embeddings(["a b", long], truncation="mean", settings=here.settings)
+    mean = enqueue_embeddings(["a b", long], long="mean", settings=here.settings)
     short = enqueue_embeddings(["a b", ""], dimensions=5, settings=here.settings)
     for job in (prompted, strict, cut, raw, mean, short):
         job.wait(timeout=60)

@@ -113,7 +113,7 @@ def test_a_job_names_a_prompt_of_the_model(here: Here, model: Path) -> None:
     known = "model named has the prompts document, query"
     assert [error.message for error in before.errors()] == [f'no prompt "nobody\'s": {known}']
 
-    ways: list[dict[str, Any]] = [{"prompt_name": "query"}, {"prompt_name": "document"}, {"truncation_side": "left"}]
+    ways: list[dict[str, Any]] = [{"prompt_name": "query"}, {"prompt_name": "document"}, {"long": "cut-left"}]
     for options in ways:
         job = enqueue_embeddings(TEXTS, model="named", hardware="cpu", settings=settings, **options)
         job.wait(timeout=60)
@@ -123,7 +123,7 @@ def test_a_job_names_a_prompt_of_the_model(here: Here, model: Path) -> None:
     common = ("submit", "c.txt", "--model", "named", "--class", "cpu")
     refused = here.embedctl(*common, "--prompt", "@passage", status=2)
     assert (refused.stdout, refused.stderr) == ("", f"embedctl: prompt_name 'passage': {known}\n")
-    here.embedctl(*common, "--prompt", "@query", "--long", "truncate-left", "--wait", status=0)
+    here.embedctl(*common, "--prompt", "@query", "--long", "cut-left", "--wait", status=0)
     dry = [here.embedctl(*common, "--dry-run", "--json", *more) for more in ((), ("--prompt", "@query"))]
     tokens = [json.loads(each.stdout)["tokens"] for each in dry]
     assert tokens[1] > tokens[0]

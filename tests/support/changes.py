@@ -32,7 +32,7 @@ SMALL_BLOCKS = Put({("embedctl.sync.merged", "BLOCK"): 100})
 OTHER_VECTORS = {
     ("--prompt", "query: "): "another prompt",
     ("--no-normalize",): "another normalize",
-    ("--long", "mean"): "another truncation",
+    ("--long", "mean"): "another way with long texts",
     ("--dimensions", "8"): "another dimensions",
     ("--class", "half"): "fp32, not fp16",
     ("--class", "reseeded"): "other weights",

@@ -69,7 +69,7 @@ def expected_vectors(folder: Path | str, texts: Sequence[str], **options: Any) -
     """The normalised vectors of texts by sentence-transformers, computed in a fork.
 
     Args:
-        options: of its `encode`, and `truncation_side` of its tokenizer.
+        options: of its `encode`; and `long`, of a job, as far as it says which end a text loses.
     """
     with tempfile.TemporaryDirectory() as own:
         path = Path(own, "vectors.npy")
@@ -81,6 +81,6 @@ def expected_vectors(folder: Path | str, texts: Sequence[str], **options: Any) -
 
 def _save_vectors(folder: str, texts: list[str], options: dict[str, Any], path: Path) -> None:
     model = sentence_transformer(Path(folder))
-    if side := options.pop("truncation_side", None):
-        model.tokenizer.truncation_side = side
+    if long := options.pop("long", None):
+        model.tokenizer.truncation_side = long.removeprefix("cut-")
     np.save(path, model.encode(texts, normalize_embeddings=True, show_progress_bar=False, **options))

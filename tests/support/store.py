@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 QUEUE = "embed.dummy.dummy"
 MINE, OTHER = "aa" * 32, "bb" * 32
-OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True, "chunk_size": 2, "chunk_bytes": 1024}
+OPTIONS = {"prompt": None, "long": "cut", "normalize": True, "chunk_size": 2, "chunk_bytes": 1024}
 DIM = 3
 TTL_S = 1000.0
 

@@ -307,7 +307,7 @@ class _Work:
             model=facts["model"],
             dimensions=self._batch.number("dimensions") or None,
             precision=facts["precision"] or None,
-            truncation="error",
+            long="error",
             ttl=_RESULTS_TTL_S,
             idempotency_key=self._key,
             keep=KEPT_OF_REQUEST,

@@ -364,7 +364,7 @@ def check_sizes(asked: Asked, served: Served) -> None:
     to those that the model takes of a text."""
     if asked.dimensions is not None and asked.dimensions > served.dim:
         refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")
-    most = 0 if asked.truncation == "mean" else served.max_tokens
+    most = 0 if asked.long == "mean" else served.max_tokens
     if tokens_of(asked.texts, most) > MAX_TOKENS:
         refuse(
             f"the texts have more than {MAX_TOKENS:,} tokens by their length; divide them among requests",

@@ -10,7 +10,7 @@ import orjson
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import as_base64, as_floats
-from embedctl.jobs.options import Truncation
+from embedctl.jobs.options import Long
 from embedctl.waiting.results import Vectors
 from embedctl_gateway.calls.common import Call
 from embedctl_gateway.calls.openapi import check_known
@@ -55,10 +55,10 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
         refuse("encoding_format is neither float nor base64", "invalid_value", "encoding_format")
     if not isinstance(fields.get("user"), str | None):
         refuse("user is not a string", "invalid_type", "user")
-    truncation: Any = "truncate" if fields.get("truncation") is None else fields["truncation"]
-    if truncation not in get_args(Truncation):
-        refuse(f"truncation is none of {', '.join(get_args(Truncation))}", "invalid_value", "truncation")
-    return Asked(texts_of(fields["input"], "input"), name, dimensions_of(fields), truncation)
+    long: Any = "cut" if fields.get("long") is None else fields["long"]
+    if long not in get_args(Long):
+        refuse(f"long is none of {', '.join(get_args(Long))}", "invalid_value", "long")
+    return Asked(texts_of(fields["input"], "input"), name, dimensions_of(fields), long)
 
 
 async def _lines(asked: Asked, embedded: Embedded, numbers: Callable[[Vectors], bytes]) -> AsyncIterator[bytes]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
+from embedctl.jobs.options import Long
 from embedctl_config import __version__
 from embedctl_gateway.access.verbs import ANY, BATCHES, EMBED, JOBS, METRICS, OPEN, READ_BATCHES, READ_JOBS, VERBS
 from embedctl_gateway.calls.steps import READING_STEPS, STEPS
@@ -65,9 +66,9 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             dimensions=_or_null(type="integer", minimum=1, description="keep so many leading components"),
             encoding_format={"enum": ["float", "base64", None], "description": "base64: float32, little-endian"},
             user=_or_null(type="string", description="ignored"),
-            truncation={
-                "enum": ["truncate", "error", "mean", None],
-                "description": "of a text that is too long: encode its beginning, refuse it, or encode all of it",
+            long={
+                "enum": [*get_args(Long), None],
+                "description": "of a text that is too long: encode a part, refuse it, or encode all of it",
             },
         ),
         **_NOTHING_ELSE,
@@ -187,8 +188,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             precision=_or_null(type="string"),
             prompt=_or_null(type="string"),
             prompt_name=_or_null(type="string"),
-            truncation=_or_null(type="string", description="truncate, error or mean"),
-            truncation_side=_or_null(type="string", description="left or right"),
+            long=_or_null(type="string", description=", ".join(get_args(Long))),
             normalize=_or_null(type="boolean", description="true by default"),
             dimensions=_or_null(type="integer", minimum=1),
             chunk_size=_or_null(type="integer", minimum=1, description="most records in a chunk"),

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import as_floats
-from embedctl.jobs.options import TruncationSide
+from embedctl.jobs.options import Long
 from embedctl_config import __version__
 from embedctl_gateway.calls.common import MAX_TOKENS, Call
 from embedctl_gateway.calls.openapi import check_known
@@ -19,10 +19,10 @@ from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimens
 from embedctl_gateway.http.refusals import refuse
 
 #: TEI's clients write directions in either way.
-_SIDES: Mapping[object, TruncationSide | None] = {
-    None: None,
-    **dict.fromkeys(("right", "Right"), "right"),
-    **dict.fromkeys(("left", "Left"), "left"),
+_CUTS: Mapping[object, Long] = {
+    None: "cut",
+    **dict.fromkeys(("right", "Right"), "cut-right"),
+    **dict.fromkeys(("left", "Left"), "cut-left"),
 }
 
 
@@ -77,7 +77,7 @@ async def info(call: Call) -> Response:
 def _asked(fields: Mapping[str, Any]) -> Asked:
     check_known(fields, "EmbedRequest")
     side, prompt_name = fields.get("truncation_direction"), fields.get("prompt_name")
-    if not isinstance(side, str | None) or side not in _SIDES:
+    if not isinstance(side, str | None) or side not in _CUTS:
         refuse("truncation_direction is neither left nor right", "invalid_value", "truncation_direction")
     if not isinstance(prompt_name, str | None) or len(prompt_name or "a") > LONGEST_PROMPT_NAME or prompt_name == "":
         refuse(f"prompt_name is no name of 1 to {LONGEST_PROMPT_NAME} characters", "invalid_value", "prompt_name")
@@ -86,9 +86,8 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
         _inputs(fields),
         None,
         dimensions_of(fields),
-        "truncate" if truncate else "error",
+        _CUTS[side] if truncate else "error",
         normalize=normalize,
-        truncation_side=_SIDES[side],
         prompt_name=prompt_name,
     )
 

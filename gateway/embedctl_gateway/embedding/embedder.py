@@ -14,7 +14,7 @@ import numpy as np
 from embedctl import AsyncJob, TruncatedRecord, aenqueue_embeddings
 from embedctl.common.daemons import for_nobody
 from embedctl.jobs.aio import discard_all
-from embedctl.jobs.options import Truncation, TruncationSide
+from embedctl.jobs.options import Long
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.store.ledger import Ledger, Taking, taken_with_job
 from embedctl.store.scripts import ScriptCall
@@ -41,14 +41,13 @@ _TIDY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for. `dimensions`: all if None. `truncation_side`, `prompt_name`: the model's own if None."""
+    """What a request asks for. `dimensions`: all if None. `prompt_name`: the model's own default if None."""
 
     texts: list[str]
     model: str | None = None
     dimensions: int | None = None
-    truncation: Truncation = "truncate"
+    long: Long = "cut"
     normalize: bool = True
-    truncation_side: TruncationSide | None = None
     prompt_name: str | None = None
 
 
@@ -124,9 +123,8 @@ class Embedder:
             model=served.name,
             # A class has one precision; `auto` takes fp32 unless another one is named.
             precision=served.precision if self._settings.hardware == "auto" else None,
-            truncation=asked.truncation,
+            long=asked.long,
             normalize=asked.normalize,
-            truncation_side=asked.truncation_side,
             prompt_name=asked.prompt_name,
             dimensions=asked.dimensions,
             ttl=RESULT_TTL_S,

@@ -21,6 +21,7 @@ from embedctl.corpus.inputs import SUFFIXES
 from embedctl.corpus.reading import Corpus, open_corpus
 from embedctl.corpus.records import Record
 from embedctl.corpus.rows import Rows
+from embedctl.corpus.template import parse_template
 from embedctl.destinations.formats import files_of, guess_format
 from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
@@ -32,7 +33,17 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 #: Scheme → the command that writes what is there to standard output.
 _READERS = {"http": "curl -sSL {}", "https": "curl -sSL {}", "s3": "aws s3 cp {} -", "gs": "gcloud storage cat {}"}
 #: The options that name a corpus, in the order in which they are taken.
-OPTIONS = ("corpus_paths", "input_files", "format", "dialect", "text_field", "id_field", "skip_bad_lines", "limit")
+OPTIONS = (
+    "corpus_paths",
+    "input_files",
+    "format",
+    "dialect",
+    "text_field",
+    "id_field",
+    "template",
+    "skip_bad_lines",
+    "limit",
+)
 _UNPACKERS = {".gz": " | gunzip", ".bz2": " | bunzip2", ".xz": " | unxz", ".zst": " | zstd -dc"}
 
 
@@ -61,7 +72,7 @@ class CorpusChoice:
             SettingsError, InputError: it can't be read so, has the form of an address, or options exclude each
                 other.
         """
-        arguments, input_files, chosen, dialect, text_field, id_field, skip_bad_lines, limit = map(
+        arguments, input_files, chosen, dialect, text_field, id_field, template, skip_bad_lines, limit = map(
             given.__getitem__, OPTIONS
         )
         paths = (*arguments, *input_files)
@@ -72,7 +83,7 @@ class CorpusChoice:
             *paths,
             file_format="jsonl" if chosen == BATCH_FORMAT else chosen,
             dialect=parse_dialect(dialect),
-            rows=Rows(settings.max_text_bytes, text_field, id_field, options.keep),
+            rows=Rows(settings.max_text_bytes, text_field, id_field, options.keep, parse_template(template)),
             limit=limit,
             written=[path.resolve() for path in (*files_of(output), errors_beside(output))]
             if isinstance(output, Path)
@@ -80,13 +91,13 @@ class CorpusChoice:
         )
         if isinstance(output, Place):
             _refuse_corpus_in(output, corpus)
-        plain = (text_field, id_field) == ("text", "id")
+        plain = (text_field, id_field, template) == ("text", "id", None)
         if chosen != BATCH_FORMAT and not (chosen is None and plain and is_batch(corpus.files[0])):
             return cls(corpus, options, skip_bad_lines, bool(unique_ids))
         if not plain or options.keep or skip_bad_lines:
             raise SettingsError(
                 f"the format {BATCH_FORMAT} has its own fields, and answers every request: leave out --text-field, "
-                "--id-field, --keep and --skip-bad-lines"
+                "--id-field, --template, --keep and --skip-bad-lines"
             )
         return cls._of_batch(settings, corpus, options, unique=unique_ids is not False)
 
@@ -98,7 +109,7 @@ class CorpusChoice:
         options = replace(options, keep=KEPT_OF_REQUEST, count_tokens=True, batch_file=True)
         if click.get_current_context().get_parameter_source("long") is ParameterSource.DEFAULT:
             # As at OpenAI. An answer has no place to say that a text was cut.
-            options = replace(options, truncation="error")
+            options = replace(options, long="error")
         return cls(requests, options)
 
     @property

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -26,7 +26,7 @@ from embedctl.destinations.place import Place
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.estimate import Estimate
 from embedctl.jobs.job import Job
-from embedctl.jobs.options import SubmitOptions
+from embedctl.jobs.options import Long, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
@@ -39,14 +39,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Of `--duplicates`: records may have the same id.
 _ALL = "all"
-#: The values of `--long`, as the options `truncation` and `truncation_side` of a job.
-_LONG: dict[str, dict[str, Any]] = {
-    "truncate": {"truncation": "truncate"},
-    "truncate-left": {"truncation": "truncate", "truncation_side": "left"},
-    "truncate-right": {"truncation": "truncate", "truncation_side": "right"},
-    "error": {"truncation": "error"},
-    "mean": {"truncation": "mean"},
-}
 
 _corpus_options = section(
     "Corpus",
@@ -84,6 +76,12 @@ _corpus_options = section(
         "--id-field", default="id", show_default=True, help="The field that holds a record's id, named in the same way."
     ),
     option(
+        "--template",
+        metavar="TEXT",
+        help="Makes each text of several fields, such as 'title: {title} | text: {text}'. A brace that is text is "
+        "written twice. A record that lacks a field, or has null there, is a bad line.",
+    ),
+    option(
         "--keep",
         metavar="FIELD,…",
         help="Fields of the corpus that come out beside the vectors, in .jsonl and .parquet. A field that a record "
@@ -103,10 +101,10 @@ _text_options = section(
     ),
     option(
         "--long",
-        type=click.Choice([*_LONG]),
-        default="truncate",
+        type=click.Choice(get_args(Long)),
+        default="cut",
         show_default=True,
-        help="What to do with texts that are too long for the model: truncate them at the end that the model's "
+        help="What to do with texts that are too long for the model: cut them at the end that the model's "
         "tokenizer says, or at the left or the right end; fail the record; or encode the whole text in windows and "
         "average them.",
     ),
@@ -222,7 +220,6 @@ class JobCommand:
         files = {name: given.pop(name) for name in OPTIONS}
         options = SubmitOptions.of(
             **_prompt(given.pop("prompt")),
-            **_LONG[given.pop("long")],
             keep=parse_keep(given.pop("keep")),
             digests=True,  # so that any output of the job, also a later one, can be brought up to date
             **given,

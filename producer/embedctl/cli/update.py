@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 #: How often a line tells how much is written (seconds).
 _LINE_EVERY_S = 10.0
+#: Names of options that say little by themselves.
+_IN_WORDS = {"long": "way with long texts"}
 
 
 def opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextManager[Cache | None]:
@@ -90,7 +92,7 @@ def _differs(about: Contract, broker: Broker, spec: JobSpec, models: frozenset[s
     mine: Mapping[str, Any] = deciding(spec.options)
     options = sorted(name for name in mine.keys() | about.options.keys() if mine.get(name) != about.options.get(name))
     if options:
-        return f"it was made with another {options[0]}"
+        return f"it was made with another {_IN_WORDS.get(options[0], options[0])}"
     if about.precision != spec.precision:
         return f"its vectors promise {about.precision}, not {spec.precision}"
     if models and about.model_fingerprint not in models:

@@ -24,8 +24,9 @@ _OTHER_KINDS = {
 def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
     """A record a line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
 
-    Raises InputError if a field is to be kept that is not the text.
+    Raises InputError if a field is to be kept, or a template's, that is not the text.
     """
+    rows.check_text([rows.text_field], name)
     rows.check_kept([rows.text_field], name)
     for number, line in enumerate(lines, start=1):
         yield rows.text(line.removesuffix(b"\n").removesuffix(b"\r"), f"{name}, line {number}")

@@ -101,7 +101,7 @@ class Corpus:
             ids.find()
         if ids.count:
             wanted = {position for pair in ids.first for position in pair}
-            rows = Places(self.rows.max_bytes, self.rows.text_field, self.rows.id_field)
+            rows = Places(self.rows.max_bytes, self.rows.text_field, self.rows.id_field, template=self.rows.template)
             places = (record.text.decode() for record in self.good_records(rows))
             at = {position: place for position, place in enumerate(places) if position in wanted}
             raise repeated(ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first])

@@ -13,14 +13,19 @@ from embedctl_config.wire import ErrorCode, RecordKind
 RecordLike = str | Mapping[str, Any]
 
 
+#: A part of a text: where it begins and ends (characters).
+Span = tuple[int, int]
+
+
 class Record(NamedTuple):
     """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds. `kept` is a JSON object in
-    UTF-8; None if the job keeps no fields."""
+    UTF-8; None if the job keeps no fields. `own` is the part that is the text field's, if a template added others."""
 
     kind: RecordKind
     text: bytes
     id: RecordId | None = None
     kept: bytes | None = None
+    own: Span | None = None
 
 
 def make_record(text: object, label: RecordId | None, max_bytes: int, kept: bytes | None = None) -> Record:

@@ -11,6 +11,7 @@ from embedctl.corpus.json_rows import refuse_twice
 from embedctl.corpus.kept import kept_fields
 from embedctl.corpus.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl.corpus.records import Record, RecordLike, check_id, kind_of, make_record
+from embedctl.corpus.template import FLAG, Template, Text
 from embedctl_config.errors import InputError
 from embedctl_config.record_ids import IdType, RecordId
 
@@ -48,30 +49,56 @@ class OneType:
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The longest text (bytes), where a row has its text and its id, and the fields that travel with the record. Fields
-    are names, or paths such as `body.input` into nested objects."""
+    are names, or paths such as `body.input` into nested objects. With a template, a text is made of several."""
 
     max_bytes: int
     text_field: str = "text"
     id_field: str = ID_FIELD
     keep: Sequence[str] = ()
+    template: Template | None = None
     id_type: OneType = field(default_factory=OneType, init=False, compare=False)
+
+    @property
+    def text_fields(self) -> Sequence[str]:
+        """The fields that a text is made of."""
+        return [self.text_field] if self.template is None else self.template.fields
+
+    @property
+    def fields(self) -> list[str]:
+        """All fields that are used, each once."""
+        return list(dict.fromkeys((*self.text_fields, self.id_field, *self.keep)))
 
     def line(self, row: Mapping[str, Any], where: str, *, absent: Any = MISSING) -> Line:
         """A row's record, or its error. Without `absent` to stand for it, a missing text field is one."""
-        text, label = field_of(row, self.text_field, absent), field_of(row, self.id_field)
-        if text is MISSING:
-            return no_field(self.text_field, row, where)
         try:
-            refuse_twice({self.text_field: text, self.id_field: label}, where)
+            text, label = self.text_of(row, where, absent), field_of(row, self.id_field)
+            refuse_twice({self.id_field: label}, where)
             kept = kept_fields(row, self.keep, where)
-            return make_record(text, self.id_type.check(check_id(label, where), where), self.max_bytes, kept)
+            return self.record(text, self.id_type.check(check_id(label, where), where), kept)
         except InputError as error:
             return error
 
+    def text_of(self, row: Mapping[str, Any], where: str, absent: Any = MISSING) -> Text:
+        """A row's text. InputError: it lacks a field of it; only the text field may be `absent`."""
+        if self.template is not None:
+            return self.template.text(row, self.text_field, where)
+        text = field_of(row, self.text_field, absent)
+        if text is MISSING:
+            raise no_field(self.text_field, row, where)
+        refuse_twice({self.text_field: text}, where)
+        return Text(text)
+
+    def record(self, text: Text, label: str | None, kept: bytes | None) -> Record:
+        record = make_record(text.value, label, self.max_bytes, kept)
+        return record if text.own is None else record._replace(own=text.own)
+
     def text(self, text: object, where: str) -> Line:
         """The record of a row that is only a text, or its error. Of such a row, only the text can be kept."""
+        if self.template is not None and isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogateescape")
+        row = {self.text_field: text}
         try:
-            return make_record(text, None, self.max_bytes, kept_fields({self.text_field: text}, self.keep, where))
+            return self.record(self.text_of(row, where), None, kept_fields(row, self.keep, where))
         except InputError as error:
             return error
 
@@ -80,17 +107,22 @@ class Rows:
 
         The columns are names, with the fields inside each if they may be nested.
         """
-        if not _has(columns, self.text_field):
-            raise no_field(self.text_field, columns, where)
+        self.check_text(columns, where)
         if self.id_field != ID_FIELD and not _has(columns, self.id_field):
             raise no_field(self.id_field, columns, where, "--id-field")
         self.check_kept(columns, where)
 
     def check_once(self, names: Sequence[str], where: str) -> None:
         """Raise InputError if a column that is used stands twice: it is not known which one is meant."""
-        for name in (self.text_field, self.id_field, *self.keep):
+        for name in self.fields:
             if names.count(name) > 1:
                 raise InputError(f"{where}: the column {name!r} stands twice: rename one of the two")
+
+    def check_text(self, columns: Mapping[str, Any] | Iterable[str], where: str) -> None:
+        """Check that a table has the columns of the text; see :meth:`check_columns`."""
+        for name in self.text_fields:
+            if not _has(columns, name):
+                raise no_field(name, columns, where, "--text-field" if self.template is None else FLAG)
 
     def check_kept(self, columns: Mapping[str, Any] | Iterable[str], where: str) -> None:
         """Check that a table has the columns to keep; see :meth:`check_columns`."""
@@ -147,20 +179,20 @@ def _records(texts: Iterable[RecordLike], rows: Rows, ids: Iterable[RecordId | N
     for position, item in enumerate(texts):
         where = f"record {position}"
         label: object = None
-        text: object = item
         kept: bytes | None = None
         if isinstance(item, Mapping):
-            text, label = _text_and_id(item, rows, where)
+            text, label = _text_of(item, rows, where), field_of(item, rows.id_field)
             kept = kept_fields(item, rows.keep, where)
         else:
-            text = item if isinstance(item, str) else checked(item, position)
-            kept = _nothing_kept(text, rows, where) if rows.keep else None
+            value = item if isinstance(item, str) else checked(item, position)
+            text = Text(value) if rows.template is None else rows.text_of({rows.text_field: value}, where)
+            kept = _nothing_kept(value, rows, where) if rows.keep else None
         if labels is not None:
             label = next(labels, _END)
             if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
         label = rows.id_type.check(_check_label(label, where), where)
-        yield make_record(text, label, rows.max_bytes, kept)
+        yield rows.record(text, label, kept)
     if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
 
@@ -205,10 +237,8 @@ def _check_label(label: object, where: str) -> RecordId | None:
     return check_id(value, where)
 
 
-def _text_and_id(item: Mapping[str, Any], rows: Rows, where: str) -> tuple[object, object]:
-    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`. Raises InputError, which
-    lists the fields that exist, if the text field is missing."""
-    text = field_of(item, rows.text_field, MISSING)
-    if text is MISSING:
-        raise no_field(rows.text_field, item, where)
-    return text if isinstance(text, str) else python_value(text), field_of(item, rows.id_field)
+def _text_of(item: Mapping[str, Any], rows: Rows, where: str) -> Text:
+    """The text of a mapping, whose fields may be nested: see :func:`field_of`. Raises InputError, which lists the
+    fields that exist, if one of it is missing."""
+    text = rows.text_of(item, where)
+    return text if isinstance(text.value, str) else Text(python_value(text.value))

@@ -125,9 +125,8 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
             file = pyarrow.parquet.ParquetFile(whole)
             rows.check_once(file.schema_arrow.names, name)
             rows.check_columns(_nested(file.schema_arrow), name)
-            columns = list(dict.fromkeys((rows.text_field, rows.id_field, *rows.keep)))
             # Columns that are not there are left out, and a path selects one field of a struct.
-            batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=columns)
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=rows.fields)
             for number, row in enumerate((row for batch in batches for row in _python_rows(batch)), start=1):
                 # A struct that is null has no fields.
                 yield rows.line(row, f"{name}, row {number}", absent=None)

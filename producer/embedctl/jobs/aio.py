@@ -20,6 +20,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from embedctl.corpus.records import Record, RecordLike
 from embedctl.corpus.rows import Rows, records_of
+from embedctl.corpus.template import parse_template
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import JobOptions, SubmitOptions
@@ -51,6 +52,7 @@ async def aenqueue_embeddings(
     ids: Iterable[RecordId | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
+    template: str | None = None,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -65,13 +67,13 @@ async def aenqueue_embeddings(
     key: then the same call resumes it.
     """
     check_timeout(timeout)
-    chosen = SubmitOptions.of(**options)
+    chosen, made = SubmitOptions.of(**options), parse_template(template)
     source = _Feed(texts) if isinstance(texts, AsyncIterable) else texts
     cancelled = threading.Event()
 
     def work() -> Job:
         broker = Broker.shared(load_settings() if settings is None else settings)
-        records = records_of(source, Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep), ids)
+        records = records_of(source, Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep, made), ids)
         return submit(broker, _until(cancelled, records), chosen, report, timeout, at_hand=isinstance(source, Sized))
 
     loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from embedctl.common.notices import Reminder
 from embedctl.corpus.digests import with_digests
 from embedctl.corpus.records import Record, RecordLike
 from embedctl.corpus.rows import Rows, records_of
+from embedctl.corpus.template import parse_template
 from embedctl.jobs.job import Job
 from embedctl.jobs.offered import check_against_workers
 from embedctl.jobs.options import JobOptions, SubmitOptions
@@ -63,6 +64,7 @@ def enqueue_embeddings(
     ids: Iterable[RecordId | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
+    template: str | None = None,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -83,6 +85,7 @@ def enqueue_embeddings(
             bits, UUIDs, decimals, bytes or dates. They may repeat; None means no label.
         text_field: the field of the text, if `texts` holds mappings.
         id_field: the field of the id, if `texts` holds mappings; a mapping without it has no id.
+        template: makes each text of several fields of its mapping, such as "title: {title} | text: {text}".
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -109,7 +112,7 @@ def enqueue_embeddings(
     """
     chosen = SubmitOptions.of(**options)
     broker = Broker.shared(load_settings() if settings is None else settings)
-    rows = Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep)
+    rows = Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep, parse_template(template))
     return submit(broker, records_of(texts, rows, ids), chosen, progress, timeout, at_hand=isinstance(texts, Sized))
 
 

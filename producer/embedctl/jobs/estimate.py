@@ -144,7 +144,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
 def _counting(model: str, options: SubmitOptions) -> Iterator[_TokenCounter]:
     """A counter of the tokens that the records of a job have."""
     command = [sys.executable, "-m", "embedctl_workers.commands.count", model]
-    command += ["--windows"] if options.truncation == "mean" else []
+    command += ["--windows"] if options.long == "mean" else []
     command += [] if options.prompt_name is None else [f"--prompt-name={options.prompt_name}"]
     pipe = subprocess.PIPE
     with running(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:

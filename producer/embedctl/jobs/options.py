@@ -19,8 +19,7 @@ MAX_PROMPT_NAME = 200
 #: The longest idempotency key (bytes). `embedctl run` makes its key from paths.
 MAX_KEY_BYTES = 64 * 1024
 
-Truncation = Literal["truncate", "error", "mean"]
-TruncationSide = Literal["left", "right"]
+Long = Literal["cut", "cut-left", "cut-right", "error", "mean"]
 Duplicates = Literal["all", "error"]
 
 
@@ -34,10 +33,10 @@ class JobOptions(TypedDict, total=False):
         precision: "fp32", "fp16" or "int8". If None, the class's precision, or fp32 with "auto".
         prompt: put before every text; the model's default prompt if None, no prompt if empty.
         prompt_name: the name of one of the model's own prompts, such as "query", instead of `prompt`.
-        truncation_side: the end that a text that is too long loses, "left" or "right"; that of the model's tokenizer if
-            None.
-        truncation: "truncate", the default, encodes the first tokens of a text that is too long and reports it; "error"
-            fails it; "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
+        long: of a text that is too long for the model, "cut", the default, encodes as much as the model takes, and
+            reports it. It loses its end, or its begin if the model's tokenizer says so; "cut-left" and "cut-right"
+            choose. "error" fails it; "mean" encodes all of it, window by window, and gives the mean of the windows'
+            vectors.
         normalize: make every vector of unit length; the default.
         dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
             None.
@@ -67,8 +66,7 @@ class JobOptions(TypedDict, total=False):
     precision: str | None
     prompt: str | None
     prompt_name: str | None
-    truncation: Truncation
-    truncation_side: TruncationSide | None
+    long: Long
     normalize: bool
     dimensions: int | None
     chunk_size: int | None
@@ -99,8 +97,7 @@ class SubmitOptions:
     precision: str | None = None
     prompt: str | None = None
     prompt_name: str | None = None
-    truncation: Truncation = "truncate"
-    truncation_side: TruncationSide | None = None
+    long: Long = "cut"
     normalize: bool = True
     dimensions: int | None = None
     chunk_size: int | None = None
@@ -154,10 +151,8 @@ class SubmitOptions:
         for name, check in checks:
             if name is not None and (wrong := check(name)):
                 raise SettingsError(wrong)
-        if self.truncation not in get_args(Truncation):
-            raise SettingsError(f"truncation {self.truncation!r} is none of {', '.join(get_args(Truncation))}")
-        if self.truncation_side is not None and self.truncation_side not in get_args(TruncationSide):
-            raise SettingsError(f"truncation_side {self.truncation_side!r} is neither left nor right")
+        if self.long not in get_args(Long):
+            raise SettingsError(f"long {self.long!r} is none of {', '.join(get_args(Long))}")
         if self.duplicates not in get_args(Duplicates):
             raise SettingsError(f"duplicates {self.duplicates!r} is neither all nor error")
 

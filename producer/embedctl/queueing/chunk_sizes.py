@@ -114,7 +114,7 @@ def chunk_bytes(ahead: ReadAhead, workers: Workers, options: Mapping[str, Any]) 
 def _work(records: Iterable[Record], workers: Workers, options: Mapping[str, Any]) -> float:
     """The bytes that are encoded: with the prompt, and without kept fields and what is truncated."""
     prompt = len((options["prompt"] or "").encode())
-    truncated = workers.max_tokens and options["truncation"] != "mean"
+    truncated = workers.max_tokens and options["long"] != "mean"
     longest = workers.max_tokens * BYTES_PER_TOKEN if truncated else math.inf
     return sum(min(prompt + len(record.text), longest) for record in records)
 

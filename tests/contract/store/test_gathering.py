@@ -117,9 +117,7 @@ def test_no_more_bytes_are_given_than_there_is_room_for(broker: Broker) -> None:
     assert [len(gathered(broker, first, str(room), most_bytes=room).claims) for room in rooms] == [0, 2, 1]
 
 
-@pytest.mark.parametrize(
-    "options", [{"normalize": False}, {"prompt": "query: "}, {"truncation": "mean"}, {"dimensions": 4}]
-)
+@pytest.mark.parametrize("options", [{"normalize": False}, {"prompt": "query: "}, {"long": "mean"}, {"dimensions": 4}])
 def test_jobs_of_other_options_are_not_joined(rig: Rig, settings: Settings, options: dict[str, Any]) -> None:
     jobs = submit(settings, 1) + submit(settings, 1, **options)
     rig.run()

@@ -139,7 +139,7 @@ def test_half_of_a_chunk_is_not_few(settings: Settings, worker: Enlist, texts: S
 
 def test_what_is_deterministic_needs_no_second_word(settings: Settings, raw: Redis, worker: Enlist) -> None:
     first, _ = worker("first"), worker("second")
-    job = submit(settings, ["", "one", "fail-tokenizer", "w " * 300], truncation="error")
+    job = submit(settings, ["", "one", "fail-tokenizer", "w " * 300], long="error")
     first.run()
     assert failed(job) == [(0, "empty"), (2, "encode_error"), (3, "too_long")]
     assert job.status().claims == 1

@@ -70,7 +70,7 @@ def test_a_corpus_that_is_longer_or_shorter_under_the_same_key_is_refused(settin
     "option",
     [
         {"prompt": "q: "},
-        {"truncation": "mean"},
+        {"long": "mean"},
         {"normalize": False},
         {"dimensions": 2},
         {"chunk_size": 3},
@@ -117,7 +117,7 @@ def test_half_a_job_is_resumed_alike(settings: Settings, broker: Broker, raw: Re
         ({"chunk_size": True}, "chunk_size True is not a whole number"),
         ({"ttl": 0.5}, "ttl"),
         ({"ttl": "60"}, "ttl '60' is not between"),
-        ({"truncation": "cut"}, "cut"),
+        ({"long": "truncate"}, "truncate"),
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": 2.5}, "dimensions"),
         ({"model": "a b"}, "a b"),

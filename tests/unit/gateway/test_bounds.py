@@ -81,7 +81,7 @@ def test_tokens_are_estimated_up_to_those_that_the_model_takes() -> None:
     served = Served("m", "fp32", 16, 256, "")
     check_sizes(Asked([long] * 1000), served)  # 256,000 tokens are encoded
     with pytest.raises(Refusal):
-        check_sizes(Asked([long] * 3, truncation="mean"), served)
+        check_sizes(Asked([long] * 3, long="mean"), served)
     for texts, most in (([long] * 2000, 256), ([long] * 3, 0), ([short] * 2600, 0)):
         with pytest.raises(Refusal) as refused:
             check_sizes(Asked(texts), Served("m", "fp32", 16, most, ""))

@@ -17,7 +17,7 @@ from embedctl_config.wire import RecordKind
 
 #: The limits of a job by the default settings.
 LIMIT = 512 * 1024
-OPTIONS: dict[str, Any] = {"chunk_size": 512, "chunk_bytes": LIMIT, "prompt": None, "truncation": "truncate"}
+OPTIONS: dict[str, Any] = {"chunk_size": 512, "chunk_bytes": LIMIT, "prompt": None, "long": "cut"}
 
 
 def texts(count: int, size: int, kept: int | None = None) -> list[Record]:
@@ -89,7 +89,7 @@ def test_kept_fields_and_truncated_text_are_no_work() -> None:
     assert sizes(texts(2000, 256, kept=1000), workers, keep=["title"])[0] == pytest.approx(plain, rel=0.1)
     long = texts(2000, 4096)
     assert sizes(long, workers)[0] == pytest.approx(2000.0 * CHUNK_S / 256, abs=1)
-    assert sizes(long, workers, truncation="mean")[0] == pytest.approx(2000.0 * CHUNK_S * BYTES_PER_TOKEN / 4096, abs=1)
+    assert sizes(long, workers, long="mean")[0] == pytest.approx(2000.0 * CHUNK_S * BYTES_PER_TOKEN / 4096, abs=1)
 
 
 def test_a_prompt_is_work() -> None:

@@ -25,7 +25,7 @@ from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ErrorCode
 
-OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True}
+OPTIONS = {"prompt": None, "long": "cut", "normalize": True}
 ABOUT = Contract(job_fingerprint("ab" * 32, OPTIONS), "model", "fp32", OPTIONS, model_fingerprint="ab" * 32)
 RECORDS, DIM = 100, 3
 #: float16 holds these exactly.

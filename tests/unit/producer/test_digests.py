@@ -19,7 +19,7 @@ from embedctl_config.errors import OutputError, WireForeign
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkResult
 
-OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True}
+OPTIONS = {"prompt": None, "long": "cut", "normalize": True}
 MODEL = "ab" * 32
 
 
@@ -76,6 +76,6 @@ def test_users_can_not_keep_a_field_of_that_name() -> None:
 def test_what_an_output_says_of_itself_is_checked() -> None:
     about = Contract(job_fingerprint(MODEL, OPTIONS), "model", "fp32", OPTIONS, model_fingerprint=MODEL)
     assert Contract.in_file(about.text, "here") == about
-    for damaged in ("", "{}", "[]", about.text.replace(MODEL, "cd" * 32), about.text.replace("truncate", "mean")):
+    for damaged in ("", "{}", "[]", about.text.replace(MODEL, "cd" * 32), about.text.replace('"cut"', '"mean"')):
         with pytest.raises(OutputError, match="here"):
             Contract.in_file(damaged, "here")

@@ -30,11 +30,11 @@ ROWS = [Record(RecordKind.TEXT, b"one", 7), Record(RecordKind.NOT_TEXT, b"NoneTy
         Record(RecordKind.TEXT, b"three", 9)]  # fmt: skip
 
 
-def of(texts: Any, ids: Any = None, **fields: str) -> list[Record]:
+def of(texts: Any, ids: Any = None, **fields: Any) -> list[Record]:
     return list(records_of(texts, Rows(MAX, **fields), ids))
 
 
-def refusal(texts: Any, ids: Any = None, **fields: str) -> str:
+def refusal(texts: Any, ids: Any = None, **fields: Any) -> str:
     """What is said of texts; records_of must refuse them before it reads any."""
     with pytest.raises(InputError) as raised:
         records_of(texts, Rows(MAX, **fields), ids)

@@ -107,9 +107,9 @@ def test_poisonous_rows_fail_untouched_and_named_ones_come_first_with_the_worker
         {},
         {"prompt": "query: "},
         {"normalize": False},
-        {"truncation": "error"},
-        {"truncation": "mean"},
-        {"truncation": "mean", "dimensions": 3},
+        {"long": "error"},
+        {"long": "mean"},
+        {"long": "mean", "dimensions": 3},
         {"dimensions": 2, "normalize": False},
     ],
     ids=str,
@@ -124,7 +124,7 @@ def test_what_comes_out_is_what_the_encoder_makes_of_the_whole_chunk(options: di
     assert careful.errors == plain.errors
     assert careful.truncations == plain.truncations
     assert careful.tokens >= plain.tokens  # a text that stands twice is encoded twice
-    assert facts(careful) or options.get("truncation") in ("error", "mean")
+    assert facts(careful) or options.get("long") in ("error", "mean")
 
 
 def test_errors_and_truncations_stand_at_their_rows_in_the_order_of_the_records() -> None:

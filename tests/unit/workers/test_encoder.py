@@ -98,10 +98,10 @@ def test_each_record_has_the_number_of_its_own_tokens() -> None:
     texts = ["same words", "one", "same words", "", "poison", "one two " * 8]
     assert run(Fake(), chunk_of(*texts)).counts.tolist() == [2, 1, 2, 0, 0, 8]
     # The dummy's windows are 8 tokens long, and have no special ones.
-    assert run(DummyBackend(dim=4, max_tokens=8), chunk_of(*texts), truncation="mean").counts.tolist() == [
+    assert run(DummyBackend(dim=4, max_tokens=8), chunk_of(*texts), long="mean").counts.tolist() == [
         *(2, 1, 2, 0, 1, 16)
     ]
-    assert run(Fake(), chunk_of("one", "one two " * 8), truncation="error").counts.tolist() == [1, 0]
+    assert run(Fake(), chunk_of("one", "one two " * 8), long="error").counts.tolist() == [1, 0]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -153,7 +153,7 @@ def test_texts_that_are_too_long_are_cut_and_reported() -> None:
 
 def test_texts_that_are_too_long_fail_where_the_job_says_so() -> None:
     backend = Fake()
-    encoded = run(backend, chunk_of("short", "a b c d e f g h i j k", "a b c d e f g h"), truncation="error")
+    encoded = run(backend, chunk_of("short", "a b c d e f g h i j k", "a b c d e f g h"), long="error")
     assert codes(encoded) == {1: ErrorCode.TOO_LONG}
     assert "11 tokens" in encoded.errors[0].message
     assert "8" in encoded.errors[0].message
@@ -284,7 +284,7 @@ def test_running_out_of_memory_is_told_by_what_the_runtimes_raise(error: Excepti
 
 
 def windowed(backend: DummyBackend, texts: Sequence[str], *, budget: int = BUDGET, **options: Any) -> EncodedChunk:
-    return run(backend, chunk_of(*texts), budget=budget, truncation="mean", **options)
+    return run(backend, chunk_of(*texts), budget=budget, long="mean", **options)
 
 
 def mean_by_hand(text: str, prompt: str = "") -> Vectors:
@@ -402,7 +402,7 @@ def test_the_side_that_a_long_text_loses_may_be_chosen() -> None:
     words = [f"w{at}" for at in range(12)]
     text = " ".join(words)
     for side, kept in (("left", words[-8:]), ("right", words[:8]), (None, words[:8])):
-        encoded = run(Fake(), chunk_of(text), truncation_side=side)
+        encoded = run(Fake(), chunk_of(text), long=f"cut-{side}")
         np.testing.assert_array_equal(encoded.vectors[0], alone(" ".join(kept)))
         assert [(each.used, each.lost) for each in encoded.truncations] == [(8, 4)]
 

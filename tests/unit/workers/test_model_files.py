@@ -159,26 +159,25 @@ def test_a_model_package_that_is_not_installed_says_how_to_install_it(monkeypatc
 
 
 def test_the_jobs_options_join_its_models_fingerprint() -> None:
-    options = {"prompt": None, "truncation": "truncate", "normalize": True, "chunk_rows": 512}
+    options = {"prompt": None, "long": "cut", "normalize": True, "chunk_rows": 512}
     plain = job_fingerprint("ab" * 32, options)
     assert len(bytes.fromhex(plain)) == 32
     assert job_fingerprint("ab" * 32, {**options, "chunk_rows": 3}) == plain
     changes: dict[str, tuple[object, ...]] = {
         "prompt": ("",),
         "prompt_name": ("query", "document"),
-        "truncation_side": ("left",),
-        "truncation": ("error", "mean"),
+        "long": ("cut-left", "error", "mean", "split"),
         "normalize": (False,),
         "dimensions": (64, 65),
     }
     others = [job_fingerprint("ab" * 32, {**options, name: each}) for name, of in changes.items() for each in of]
-    assert len({plain, job_fingerprint("cd" * 32, options), *others}) == 11
+    assert len({plain, job_fingerprint("cd" * 32, options), *others}) == 12
 
 
 def test_a_job_without_later_options_keeps_the_fingerprint_that_it_always_had() -> None:
-    options = {"prompt": None, "truncation": "truncate", "normalize": True}
+    options = {"prompt": None, "long": "cut", "normalize": True}
     for without in (options, {**options, "dimensions": None}):
-        assert job_fingerprint("ab" * 32, without) == "27771745537e0ee62381469e5c9cd1a7d19897c16cae372b9d66f02fc2cada32"
+        assert job_fingerprint("ab" * 32, without) == "96783a6d51ad3eb4d90683410a12490f06f21f826b7ea9dd7032403c410e6d3a"
 
 
 def test_a_model_that_is_computed_by_its_author_s_code_is_refused(model: Path) -> None:

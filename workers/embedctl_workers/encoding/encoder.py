@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 NOT_OF_A_RECORD = (Stopped, *OF_THE_WORKER, BrokerUnavailable, JobError)
 
 
+#: The option `long` of a job → the end that a text which is too long loses, if not as the model's tokenizer says.
+_SIDES: Mapping[object, Side] = {"cut-left": "left", "cut-right": "right"}
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
     """The vectors of a chunk, and what happened to its records."""
@@ -81,16 +85,17 @@ class ChunkEncoder:
     ) -> Prepared:
         """Check, deduplicate and tokenise a chunk; needs no device.
 
-        The job's options that count are `prompt`, `prompt_name`, `truncation`, `truncation_side`, `normalize` and
-        `dimensions`; `about` are fields for log lines about this chunk. WorkerSick if texts can't be tokenised, nor can
-        the known good text any more.
+        The job's options that count are `prompt`, `prompt_name`, `long`, `normalize` and `dimensions`; `about` are
+        fields for log lines about this chunk. WorkerSick if texts can't be tokenised, nor can the known good text any
+        more.
         """
-        mean = options.get("truncation") == "mean"
+        long = options.get("long")
+        mean = long == "mean"
         texts, source, errors = _distinct_texts(chunk, self._hopeless(options))
         named = options.get("prompt_name")
         prompt = options.get("prompt") if named is None else self.prompts.get(named, "")
-        tokens, bad = self._tokenize(texts, prompt, options.get("truncation_side"), about)
-        if options.get("truncation") == "error":
+        tokens, bad = self._tokenize(texts, prompt, _SIDES.get(long), about)
+        if long == "error":
             bad |= {at: (ErrorCode.TOO_LONG, self._too_long(tokens, at)) for at in np.flatnonzero(tokens.lost).tolist()}
         _fail(source, bad, errors)
         windows = tokens.windows() if mean and tokens.windows is not None else None
