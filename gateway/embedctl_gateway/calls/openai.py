@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import orjson
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import as_base64, as_floats
-from embedctl.jobs.options import Long
+from embedctl.jobs.options import ONE_VECTOR
 from embedctl.waiting.results import Vectors
 from embedctl_gateway.calls.common import Call
 from embedctl_gateway.calls.openapi import check_known
@@ -56,8 +56,8 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
     if not isinstance(fields.get("user"), str | None):
         refuse("user is not a string", "invalid_type", "user")
     long: Any = "cut" if fields.get("long") is None else fields["long"]
-    if long not in get_args(Long):
-        refuse(f"long is none of {', '.join(get_args(Long))}", "invalid_value", "long")
+    if long not in ONE_VECTOR:
+        refuse(f"long is none of {', '.join(ONE_VECTOR)}", "invalid_value", "long")
     return Asked(texts_of(fields["input"], "input"), name, dimensions_of(fields), long)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from embedctl.jobs.options import Long
+from embedctl.jobs.options import ONE_VECTOR, Long
 from embedctl_config import __version__
 from embedctl_gateway.access.verbs import ANY, BATCHES, EMBED, JOBS, METRICS, OPEN, READ_BATCHES, READ_JOBS, VERBS
 from embedctl_gateway.calls.steps import READING_STEPS, STEPS
@@ -67,7 +67,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             encoding_format={"enum": ["float", "base64", None], "description": "base64: float32, little-endian"},
             user=_or_null(type="string", description="ignored"),
             long={
-                "enum": [*get_args(Long), None],
+                "enum": [*ONE_VECTOR, None],
                 "description": "of a text that is too long: encode a part, refuse it, or encode all of it",
             },
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from embedctl.corpus import unique
 from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is_batch
 from embedctl.corpus.dialect import parse_dialect
 from embedctl.corpus.inputs import SUFFIXES
+from embedctl.corpus.pieces import check_splitting, pieces_of
 from embedctl.corpus.reading import Corpus, open_corpus
 from embedctl.corpus.records import Record
 from embedctl.corpus.rows import Rows
@@ -83,7 +84,7 @@ class CorpusChoice:
             *paths,
             file_format="jsonl" if chosen == BATCH_FORMAT else chosen,
             dialect=parse_dialect(dialect),
-            rows=Rows(settings.max_text_bytes, text_field, id_field, options.keep, parse_template(template)),
+            rows=Rows(settings.max_text_bytes, text_field, id_field, options.corpus_keep, parse_template(template)),
             limit=limit,
             written=[path.resolve() for path in (*files_of(output), errors_beside(output))]
             if isinstance(output, Path)
@@ -91,10 +92,13 @@ class CorpusChoice:
         )
         if isinstance(output, Place):
             _refuse_corpus_in(output, corpus)
+        if options.splits:
+            check_splitting(corpus.rows)
+            options = replace(options, model=options.model or settings.model)
         plain = (text_field, id_field, template) == ("text", "id", None)
         if chosen != BATCH_FORMAT and not (chosen is None and plain and is_batch(corpus.files[0])):
             return cls(corpus, options, skip_bad_lines, bool(unique_ids))
-        if not plain or options.keep or skip_bad_lines:
+        if not plain or options.corpus_keep or skip_bad_lines:
             raise SettingsError(
                 f"the format {BATCH_FORMAT} has its own fields, and answers every request: leave out --text-field, "
                 "--id-field, --template, --keep and --skip-bad-lines"
@@ -103,6 +107,8 @@ class CorpusChoice:
 
     @classmethod
     def _of_batch(cls, settings: Settings, corpus: Corpus, options: SubmitOptions, *, unique: bool) -> CorpusChoice:
+        if options.splits:
+            raise SettingsError("each input of a batch file has one vector: omit --long split")
         if options.drain:
             raise SettingsError("a batch file is answered in a .jsonl: leave out --drain, and name a file with -o")
         requests = BatchCorpus(corpus.files, settings.max_text_bytes, corpus.limit, unique=unique)
@@ -126,6 +132,13 @@ class CorpusChoice:
         """The fields that the user wants to come out beside the vectors."""
         return () if self.is_batch else self.options.keep
 
+    def pieces(self, records: Iterator[Record], done: Callable[[int, int], object]) -> Iterator[Record]:
+        """What a job is made of: the records, or their pieces. `done` is told the numbers of both at the end."""
+        options = self.options
+        if not options.splits:
+            return records
+        return pieces_of(records, str(options.model), options.prompt, options.prompt_name, done)
+
     def checked(self, *, as_json: bool = False) -> CorpusChoice:
         """The same choice, after a search for what is wrong with the files, before anything is queued. Of a batch file,
         its model and its dimensions are options now, and with `as_json` its mistakes are printed as OpenAI's batch
@@ -148,8 +161,11 @@ class CorpusChoice:
         return self
 
     def records(self, skipped: Skipped | None = None) -> Iterator[Record]:
-        """The records. Lines that are skipped are counted, and listed on stderr. InputError: a line is not a record,
-        there is no record, or an id of standard input is not unique."""
+        """What a job is made of. Lines that are skipped are counted, and listed on stderr. InputError: a line is not a
+        record, there is no record, or an id of standard input is not unique."""
+        return self.pieces(self._records(skipped), _tell_pieces)
+
+    def _records(self, skipped: Skipped | None) -> Iterator[Record]:
         skipped = Skipped() if skipped is None else skipped
         empty = True
         records = self.corpus.records(skipped if self.skip_bad_lines else None)
@@ -164,9 +180,13 @@ class CorpusChoice:
 
 
 def records_again(choice: CorpusChoice) -> Iterator[Record]:
-    """The records once more; lines that were skipped are not listed again."""
+    """What a job is made of once more; lines that were skipped are not listed again."""
     skipped = (lambda *_: None) if choice.skip_bad_lines else None
-    return choice.corpus.records(skipped)
+    return choice.pieces(choice.corpus.records(skipped), lambda *_: None)
+
+
+def _tell_pieces(records: int, pieces: int) -> None:
+    click.echo(f"{records:,} records make {pieces:,} pieces; positions count pieces", err=True)
 
 
 def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:

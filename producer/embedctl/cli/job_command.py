@@ -105,8 +105,9 @@ _text_options = section(
         default="cut",
         show_default=True,
         help="What to do with texts that are too long for the model: cut them at the end that the model's "
-        "tokenizer says, or at the left or the right end; fail the record; or encode the whole text in windows and "
-        "average them.",
+        "tokenizer says, or at the left or the right end; fail the record; encode the whole text in windows and "
+        "average them; or split the text into records of their own, whose columns parent, start and end say where they "
+        "stand. The model's tokenizer must be on this machine for that.",
     ),
 )
 _destination_options = section(

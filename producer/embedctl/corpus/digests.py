@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.corpus.kept import DIGEST_FIELD
+from embedctl.corpus.kept import DIGEST_FIELD, with_members
 from embedctl.corpus.records import Record
 from embedctl_config.errors import WireForeign
 from embedctl_config.wire import RecordKind
@@ -29,9 +29,8 @@ def digest_of(record: Record) -> bytes:
 def with_digests(records: Iterable[Record]) -> Iterator[Record]:
     """The records, each with the digest of its text among its kept fields."""
     for record in records:
-        own = f'"{DIGEST_FIELD}":"{digest_of(record).hex()}"'.encode()
-        fields = (record.kept or b"{}")[:-1]
-        yield record._replace(kept=fields + (b"," if len(fields) > 1 else b"") + own + b"}")
+        own = f'{{"{DIGEST_FIELD}":"{digest_of(record).hex()}"}}'.encode()
+        yield record._replace(kept=with_members(record.kept, own))
 
 
 def taken_out(kept: Sequence[dict[str, Any]]) -> Digests | None:

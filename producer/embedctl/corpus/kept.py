@@ -106,6 +106,12 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
     return data
 
 
+def with_members(kept: bytes | None, more: bytes) -> bytes:
+    """A record's kept fields and others, both as JSON objects, as one."""
+    fields = (kept or b"{}")[:-1]
+    return fields + (b"," if len(fields) > 1 else b"") + more[1:]
+
+
 def names_with_values(kept: bytes | None) -> set[str]:
     """The names of the fields in a record's JSON that are not null."""
     return {name for name, value in json.loads(kept or b"{}").items() if value is not None}

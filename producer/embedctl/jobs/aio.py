@@ -21,7 +21,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack
 from embedctl.corpus.records import Record, RecordLike
 from embedctl.corpus.rows import Rows, records_of
 from embedctl.corpus.template import parse_template
-from embedctl.jobs.enqueue import submit
+from embedctl.jobs.enqueue import as_asked, submit
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
@@ -73,7 +73,8 @@ async def aenqueue_embeddings(
 
     def work() -> Job:
         broker = Broker.shared(load_settings() if settings is None else settings)
-        records = records_of(source, Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep, made), ids)
+        rows = Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.corpus_keep, made)
+        records = as_asked(records_of(source, rows, ids), rows, chosen, broker.settings)
         return submit(broker, _until(cancelled, records), chosen, report, timeout, at_hand=isinstance(source, Sized))
 
     loop = asyncio.get_running_loop()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from embedctl.common.notices import Reminder
 from embedctl.corpus.digests import with_digests
+from embedctl.corpus.pieces import check_splitting, pieces_of
 from embedctl.corpus.records import Record, RecordLike
 from embedctl.corpus.rows import Rows, records_of
 from embedctl.corpus.template import parse_template
@@ -112,8 +113,18 @@ def enqueue_embeddings(
     """
     chosen = SubmitOptions.of(**options)
     broker = Broker.shared(load_settings() if settings is None else settings)
-    rows = Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.keep, parse_template(template))
-    return submit(broker, records_of(texts, rows, ids), chosen, progress, timeout, at_hand=isinstance(texts, Sized))
+    rows = Rows(broker.settings.max_text_bytes, text_field, id_field, chosen.corpus_keep, parse_template(template))
+    records = as_asked(records_of(texts, rows, ids), rows, chosen, broker.settings)
+    return submit(broker, records, chosen, progress, timeout, at_hand=isinstance(texts, Sized))
+
+
+def as_asked(records: Iterator[Record], rows: Rows, options: SubmitOptions, settings: Settings) -> Iterator[Record]:
+    """The records of a job that is made of these: themselves, or their pieces. SettingsError: they can't be split."""
+    if not options.splits:
+        return records
+    check_splitting(rows)
+    model = options.model or settings.model
+    return pieces_of(records, model, options.prompt, options.prompt_name)
 
 
 def submit(

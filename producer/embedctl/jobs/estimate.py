@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.common.processes import running
+from embedctl.corpus.pieces import prompt_flags
 from embedctl.corpus.records import Record
 from embedctl.corpus.unique import UniqueIds
 from embedctl.jobs.enqueue import job_spec
@@ -145,7 +146,7 @@ def _counting(model: str, options: SubmitOptions) -> Iterator[_TokenCounter]:
     """A counter of the tokens that the records of a job have."""
     command = [sys.executable, "-m", "embedctl_workers.commands.count", model]
     command += ["--windows"] if options.long == "mean" else []
-    command += [] if options.prompt_name is None else [f"--prompt-name={options.prompt_name}"]
+    command += prompt_flags(options.prompt, options.prompt_name)
     pipe = subprocess.PIPE
     with running(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
         yield _TokenCounter(process)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS, check_keep
+from embedctl.corpus.pieces import PIECE_FIELDS
 from embedctl.corpus.records import kind_of
 from embedctl_config import tenants
 from embedctl_config.errors import SettingsError
@@ -19,7 +20,9 @@ MAX_PROMPT_NAME = 200
 #: The longest idempotency key (bytes). `embedctl run` makes its key from paths.
 MAX_KEY_BYTES = 64 * 1024
 
-Long = Literal["cut", "cut-left", "cut-right", "error", "mean"]
+Long = Literal["cut", "cut-left", "cut-right", "error", "mean", "split"]
+#: Those that make one vector of a text.
+ONE_VECTOR = tuple(each for each in get_args(Long) if each != "split")
 Duplicates = Literal["all", "error"]
 
 
@@ -36,7 +39,9 @@ class JobOptions(TypedDict, total=False):
         long: of a text that is too long for the model, "cut", the default, encodes as much as the model takes, and
             reports it. It loses its end, or its begin if the model's tokenizer says so; "cut-left" and "cut-right"
             choose. "error" fails it; "mean" encodes all of it, window by window, and gives the mean of the windows'
-            vectors.
+            vectors; "split" makes several records of it, by the model's tokenizer on this machine. Positions then count
+            these pieces. The id of one is that of its record, `#` and where it begins; with it come back `parent`, the
+            record's id, or its position if it has none, and `start` and `end`, its place in the text (characters).
         normalize: make every vector of unit length; the default.
         dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
             None.
@@ -126,7 +131,23 @@ class SubmitOptions:
         options: dict[str, Any] = dict(given)
         options["max_errors"], options["max_errors_share"] = parse_budget(options.get("max_errors"))
         options["keep"] = check_keep(options.get("keep", ()))
+        if options.get("long") == "split":
+            if taken := set(options["keep"]).intersection(PIECE_FIELDS):
+                raise SettingsError(
+                    f"keep: {min(taken)!r} is what comes out beside a piece of text (long split): rename the field, or "
+                    "do not keep it"
+                )
+            options["keep"] += PIECE_FIELDS
         return cls(**options)
+
+    @property
+    def splits(self) -> bool:
+        return self.long == "split"
+
+    @property
+    def corpus_keep(self) -> Sequence[str]:
+        """The fields to keep that are the corpus's own."""
+        return [name for name in self.keep if not (self.splits and name in PIECE_FIELDS)]
 
     def __post_init__(self) -> None:
         self._check_names()

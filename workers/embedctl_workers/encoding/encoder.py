@@ -95,7 +95,7 @@ class ChunkEncoder:
         named = options.get("prompt_name")
         prompt = options.get("prompt") if named is None else self.prompts.get(named, "")
         tokens, bad = self._tokenize(texts, prompt, _SIDES.get(long), about)
-        if long == "error":
+        if long in ("error", "split"):  # a producer has split the texts by the same tokenizer
             bad |= {at: (ErrorCode.TOO_LONG, self._too_long(tokens, at)) for at in np.flatnonzero(tokens.lost).tolist()}
         _fail(source, bad, errors)
         windows = tokens.windows() if mean and tokens.windows is not None else None

@@ -23,6 +23,15 @@ def prompts_of(folder: Path) -> Mapping[str, str]:
         raise ModelError(f"{path} can't be read: {error!r}") from error
 
 
+def prompt_named(folder: Path, name: str) -> str:
+    """The prompt of this name, or with an empty one the default, if there is one. KeyError: there is none; ModelError
+    as of :func:`prompts_of`."""
+    prompts = prompts_of(folder)
+    if name:
+        return prompts[name]
+    return prompts.get(str((read_json(folder / _FILE) or {}).get("default_prompt_name")), "")
+
+
 def told(prompts: Mapping[str, str]) -> tuple[str, ...] | None:
     """The names for a heartbeat; None if they are too many."""
     return tuple(sorted(prompts)) if sum(map(len, prompts)) <= _TOLD else None
