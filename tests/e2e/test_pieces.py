@@ -60,11 +60,11 @@ def test_a_changed_text_has_other_pieces_in_a_table(here: Here, nights: Nights) 
 
 def assert_holds(nights: Nights, documents: Documents) -> set[str]:
     rows = nights.table.rows()
-    assert_are_the_pieces({label: kept for label, (_, kept) in rows.items()}, documents)
+    assert_are_the_pieces({str(label): kept for label, (_, kept) in rows.items()}, documents)
     texts = [documents[kept["parent"]][kept["start"] : kept["end"]] for _, kept in rows.values()]
     found = np.array([vector for vector, _ in rows.values()])
     np.testing.assert_allclose(found, reference(texts), rtol=0, atol=1e-6)
-    return set(rows)
+    return set(map(str, rows))
 
 
 def test_the_library_splits_too(here: Here) -> None:

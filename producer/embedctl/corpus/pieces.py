@@ -16,6 +16,7 @@ from embedctl.corpus.kept import with_members
 from embedctl.corpus.records import Record, Span, check_id
 from embedctl.corpus.rows import Rows
 from embedctl_config.errors import InputError, SettingsError
+from embedctl_config.record_ids import as_text, to_json
 from embedctl_config.wire import RecordKind
 
 #: What is kept of a piece: the id of its record, or without one its position, and where it begins and ends in the
@@ -109,9 +110,9 @@ def _parts_of(record: Record) -> tuple[str, str, str]:
 
 
 def _piece(record: Record, position: int, start: int, end: int) -> Record:
-    place = {"parent": position if record.id is None else record.id, "start": start, "end": end}
+    place = {"parent": position if record.id is None else to_json(record.id), "start": start, "end": end}
     kept = with_members(record.kept, json.dumps(place).encode())
-    label = None if record.id is None else check_id(f"{record.id}#{start}", f"record {position}")
+    label = None if record.id is None else check_id(f"{as_text(record.id)}#{start}", f"record {position}")
     if record.kind is not RecordKind.TEXT:
         return record._replace(id=label, kept=kept)
     before, text, after = _parts_of(record)

@@ -11,8 +11,6 @@ from embedctl_config.wire import ErrorCode, RecordKind
 
 #: A record as callers may pass it: text, or a mapping with text and an optional id.
 RecordLike = str | Mapping[str, Any]
-
-
 #: A part of a text: where it begins and ends (characters).
 Span = tuple[int, int]
 

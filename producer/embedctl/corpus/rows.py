@@ -88,7 +88,7 @@ class Rows:
         refuse_twice({self.text_field: text}, where)
         return Text(text)
 
-    def record(self, text: Text, label: str | None, kept: bytes | None) -> Record:
+    def record(self, text: Text, label: RecordId | None, kept: bytes | None) -> Record:
         record = make_record(text.value, label, self.max_bytes, kept)
         return record if text.own is None else record._replace(own=text.own)
 
