@@ -15,7 +15,6 @@ from embedctl_workers.backends.tensorrt import graphs, recipe, runtime
 from embedctl_workers.backends.tensorrt.plan import build_plan
 from embedctl_workers.backends.tensorrt.recipe import PlanOptions
 from embedctl_workers.backends.tensorrt.runtime import Runtime
-from embedctl_workers.backends.tensorrt.timing import TimingCache
 from embedctl_workers.building import tensorrt as build
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
@@ -50,8 +49,7 @@ def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOption
     folder = host.cache / "quick" / f"{files.fingerprint}-{options.dtype}-{options.batch_tokens}-{made.version}"
     folder.mkdir(parents=True, exist_ok=True)
     graphs.convert(plain / GRAPH, folder / GRAPH, options.dtype)
-    timing = TimingCache(made, host.cache / "quick")
-    (folder / recipe.PLAN).write_bytes(build_plan(made, folder / GRAPH, recipe.profiles_of(plain, options), timing))
+    (folder / recipe.PLAN).write_bytes(build_plan(made, folder / GRAPH, recipe.profiles_of(plain, options)))
     for name in (MODEL, TOKENIZER):
         shutil.copy(plain / name, folder / name)
     return Artifact(folder, {"graph": {"name": options.dtype}})

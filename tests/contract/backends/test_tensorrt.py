@@ -30,7 +30,6 @@ from embedctl_workers.backends.tensorrt.device import CudaDevice
 from embedctl_workers.backends.tensorrt.profiles import pieces_of, profiles_for
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions
 from embedctl_workers.backends.tensorrt.runtime import Runtime
-from embedctl_workers.backends.tensorrt.timing import TimingCache
 from embedctl_workers.commands import listing
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
@@ -308,22 +307,7 @@ def test_every_error_of_the_parser_is_told(here: Runtime, plain_graph: Path, tmp
     onnx.save(model, tmp_path / GRAPH)
     told = r"can't read its graph: no importer for BiasGelu; no importer for SkipLayerNormalization"
     with pytest.raises(ModelError, match=told):
-        plan.build_plan(here, tmp_path / GRAPH, profiles_for(32, 64), TimingCache(here, tmp_path))
-
-
-@BOTH
-def test_timings_are_kept_for_the_next_plan(here: Runtime, plain_graph: Path, tmp_path: Path) -> None:
-    timing = TimingCache(here, tmp_path)
-    assert timing.read() == b""
-    for built in (1, 2):
-        plan.build_plan(here, plain_graph, profiles_for(32, 64), timing)
-        assert timing.read() == b"kernels;" + built * b"measured;"
-    assert [path.name for path in (tmp_path / "tensorrt").iterdir()] == [timing.path.name]
-    timing.path.write_bytes(timing.path.read_bytes()[:-1] + b"!")
-    assert timing.read() == b""
-    timing.write(b"kernels;")
-    timing.path.chmod(0o666)
-    assert timing.read() == b""
+        plan.build_plan(here, tmp_path / GRAPH, profiles_for(32, 64))
 
 
 def test_a_lost_device_ends_the_process(device: FakeDevice, here: Runtime, files: ModelFiles, host: Host) -> None:

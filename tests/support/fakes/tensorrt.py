@@ -112,7 +112,7 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
             return new("INetworkDefinition", model=None)
 
         def create_builder_config(self) -> Any:
-            return new("IBuilderConfig", profiles=[], cache=None, tf32=True, workspace=None)
+            return new("IBuilderConfig", profiles=[], tf32=True, workspace=None)
 
         def create_optimization_profile(self) -> Any:
             return new("IOptimizationProfile", shapes={})
@@ -127,7 +127,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
             assert not config._tf32
             details = config.profiling_verbosity is trt.ProfilingVerbosity.DETAILED
             trt._calls["built"] += 1
-            config._cache._content += b"measured;"
             header = {"version": trt.__version__, "gpu": device.name, "profiles": config._profiles, "details": details}
             return memory(_MAGIC + json.dumps(header).encode() + b"\n" + model.SerializeToString())
 
@@ -173,7 +172,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
 
     class Config:
         _profiles: list[Any]
-        _cache: Any
         profiling_verbosity: Any = None
 
         def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
@@ -183,15 +181,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
         def clear_flag(self, flag: Any) -> None:
             assert flag is trt.BuilderFlag.TF32
             self._tf32 = False
-
-        def create_timing_cache(self, serialized_timing_cache: bytes) -> Any:
-            if serialized_timing_cache and not serialized_timing_cache.startswith(b"kernels;"):
-                raise Crash("a timing cache of somebody else's")
-            return new("ITimingCache", content=bytes(serialized_timing_cache) or b"kernels;")
-
-        def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
-            self._cache = cache
-            return True
 
         def add_optimization_profile(self, profile: Any) -> int:
             self._profiles.append(profile._shapes)
@@ -204,12 +193,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
             if not all(a <= b <= c for a, b, c in zip(min, opt, max, strict=True)):
                 raise ValueError("the shapes are not in order")
             self._shapes[input] = [list(min), list(opt), list(max)]
-
-    class Timing:
-        _content: bytes
-
-        def serialize(self) -> Any:
-            return memory(self._content)
 
     class Runtime:
         def __init__(self, logger: Any) -> None:
@@ -369,7 +352,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
         "INetworkDefinition": Network,
         "IOptimizationProfile": Profile,
         "ITensor": Tensor,
-        "ITimingCache": Timing,
         "OnnxParser": Parser,
         "Runtime": Runtime,
     }

@@ -23,7 +23,6 @@ from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.backend import TensorRTBackend
 from embedctl_workers.backends.tensorrt.plan import build_plan
 from embedctl_workers.backends.tensorrt.recipe import PLAN, SIXTEEN_BITS, PlanOptions, profiles_of
-from embedctl_workers.backends.tensorrt.timing import TimingCache
 from embedctl_workers.building.manifests import accuracy_of, origin_of, rate_of, report_of, texts_per_s
 from embedctl_workers.building.onnx import PACKAGES
 from embedctl_workers.models.artifacts import Artifact
@@ -71,8 +70,7 @@ class _Builder:
         self._say(f"converting the graph to {dtype}")
         graphs.convert(self._graph / GRAPH, folder / GRAPH, dtype)
         self._say(f"building a plan in {dtype}, which takes minutes")
-        timing = TimingCache(self._runtime, self._host.cache)
-        plan = build_plan(self._runtime, folder / GRAPH, profiles_of(self._graph, self.options), timing)
+        plan = build_plan(self._runtime, folder / GRAPH, profiles_of(self._graph, self.options))
         (folder / PLAN).write_bytes(plan)
         for name in (MODEL, TOKENIZER):
             shutil.copy(self._graph / name, folder / name)

@@ -9,7 +9,6 @@ from typing import Any
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.tensorrt.profiles import Profile
 from embedctl_workers.backends.tensorrt.runtime import Runtime
-from embedctl_workers.backends.tensorrt.timing import TimingCache
 
 #: Memory that a layer may use for intermediate results (bytes).
 _WORKSPACE_BYTES = 4 << 30
@@ -17,12 +16,8 @@ _WORKSPACE_BYTES = 4 << 30
 BUILDER = f"strongly typed, no TF32, detailed, workspace {_WORKSPACE_BYTES}"
 
 
-def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile], timing: TimingCache) -> bytes:
-    """Build a plan of a graph that already has the types to compute in.
-
-    A ModelError if TensorRT can't run the graph, or others may write to the folder of the timing cache; an OSError if
-    that can't be written.
-    """
+def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile]) -> bytes:
+    """Build a plan of a graph that already has the types to compute in; a ModelError where TensorRT can't."""
     trt = runtime.trt
     builder = trt.Builder(runtime.log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -37,11 +32,9 @@ def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile], timin
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     for profile in profiles:
         _add_profile(runtime, builder, network, config, profile)
-    cache = _timing_cache(config, timing.read())
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise ModelError(f"TensorRT {runtime.version} can't build a plan of its graph: {runtime.last_errors}")
-    timing.write(bytes(cache.serialize()))
     return bytes(plan)
 
 
@@ -53,12 +46,3 @@ def _add_profile(runtime: Runtime, builder: Any, network: Any, config: Any, prof
         raise ModelError(
             f"TensorRT {runtime.version} does not take the shapes {profile} of its graph: {runtime.last_errors}"
         )
-
-
-def _timing_cache(config: Any, kept: bytes) -> Any:
-    """The timing cache that the build reads and extends: the kept one, or an empty one if TensorRT refuses that."""
-    cache = config.create_timing_cache(kept)
-    if not config.set_timing_cache(cache, False):
-        cache = config.create_timing_cache(b"")
-        config.set_timing_cache(cache, False)
-    return cache
