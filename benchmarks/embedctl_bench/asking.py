@@ -83,11 +83,6 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         "separate environment. Default: the systems that are already installed.",
     ),
     option(
-        "--price",
-        type=click.FloatRange(min=0),
-        help="This machine's price per hour, for the cost of a million texts.",
-    ),
-    option(
         "--fresh/--resume",
         default=False,
         show_default=True,
@@ -106,7 +101,6 @@ class Asked:
         device: that kind. If it is not `cpu`, this process and its children see one such device only.
         cpus: all measurements run on these.
         peers: names, installed if need be; `("all",)` for every peer, None for the installed ones, empty for none.
-        price: of an hour of this machine; None for reports without costs.
     """
 
     settings: Settings
@@ -118,7 +112,6 @@ class Asked:
     output: Path
     quick: bool
     peers: tuple[str, ...] | None
-    price: float | None
     fresh: bool
 
     @property
@@ -156,7 +149,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
                 raise MissingExtra("bench", "`embedctl bench`")
         settings = load_settings()
         found = _classes(settings, classes)
-        as_given = {name: more.pop(name) for name in ("output", "quick", "price", "fresh")}
+        as_given = {name: more.pop(name) for name in ("output", "quick", "fresh")}
         asked = Asked(
             settings=settings,
             command=shlex.join(["embedctl", "bench", *sys.argv[1:]]),
@@ -201,7 +194,7 @@ def conclude(
         workload=" ".join([report.workload, *(f"{each.name}: {each.shown}." for each in scenes)]),
         machine={**machine.facts(asked.cpus), **session.meanwhile()},
         tables=[
-            *each_scene(scenes, lambda scene: scene.tables(slug(scene.name), asked.price, published(scene))),
+            *each_scene(scenes, lambda scene: scene.tables(slug(scene.name), published(scene))),
             *(table for table in report.tables if table.rows),
         ],
         notes=[*found, *each_scene(scenes, Scene.notes), *report.notes, *_METHOD],

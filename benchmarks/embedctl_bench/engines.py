@@ -32,7 +32,7 @@ from embedctl_bench.peers.registry import (
 )
 from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import Workload
-from embedctl_bench.report import Claim, Report
+from embedctl_bench.report import Report
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 from embedctl_config.errors import SettingsError
 
@@ -48,8 +48,6 @@ WORKERS = (1, 2)
 _MINILM_FLOPS = 2.0 * 6 * 384 * (4 * 384 + 2 * 1536)
 #: The whole product overlaps tokenising with encoding. A larger multiple of its engine's rate is a fault of the run.
 _MOST_SHARE = 1.1
-#: The aims on a GPU: × sentence-transformers in 16 bits, share of the matrix rate for a large model, and idle time.
-AIM_RATIO, AIM_SHARE, AIM_IDLE, _LARGE = 1.5, 0.5, 0.05, 1024
 _GPU_EVERY_MS = 100
 
 
@@ -95,7 +93,6 @@ def command(asked: Asked, workloads: tuple[str, ...]) -> None:
         "has long texts. On CPUs, a model larger than all-MiniLM-L6-v2 gets fewer texts in proportion. A time is from "
         "the texts to their float32 vectors, tokenising included; for the whole product, from its first claim to the "
         "last vector stored.",
-        claims=each_scene(scenes, claims_of),
         notes=[*not_installed(lacking), *each_scene(scenes, notes_of)],
     )
     conclude(asked, session, scenes, report)
@@ -189,28 +186,6 @@ def _busy_shares(lines: Iterable[str]) -> Iterator[tuple[float, float]]:
         at, _, percent = line.partition(", ")
         with suppress(ValueError):  # "[N/A]", or a line that was cut
             yield datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp(), float(percent) / 100
-
-
-def claims_of(scene: Scene) -> Iterator[Claim]:
-    """That no other system is faster; and on a GPU, what the product is to reach."""
-    for comparison in scene.measured():
-        yield from comparison.lead_claims()
-        floor = comparison.floor("fp16")
-        if floor is None or floor.name != GPU_FLOOR.name:
-            continue
-        other = comparison.find("sentence-transformers-bf16")
-        for each in comparison.systems:
-            if not each.ours or each.name.startswith("embedctl-engine"):
-                continue
-            what = f"{each.label}, {comparison.where}"
-            if other and (ratios := each.ratios(other)):
-                met, ours = median(ratios) >= AIM_RATIO, f"{median(ratios):.2f}"
-                yield Claim(f"{what}: × sentence-transformers in bf16", f"aim: {AIM_RATIO}", ours, met)
-            if scene.model.hidden >= _LARGE and (shares := each.ratios(floor)):
-                met, ours = median(shares) >= AIM_SHARE, f"{median(shares):.2f}"
-                yield Claim(f"{what}: share of the matrix rate", f"aim: {AIM_SHARE}", ours, met)
-            if (idle := median(run.idle for run in each.rounds.values())) == idle:
-                yield Claim(f"{what}: idle time of the GPU", f"aim: < {AIM_IDLE:.0%}", f"{idle:.1%}", idle < AIM_IDLE)
 
 
 def notes_of(scene: Scene) -> Iterator[str]:

@@ -61,17 +61,6 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A published figure or an aim, beside that of this run; `why` explains why it is not met, if it is not."""
-
-    what: str
-    published: str
-    ours: str
-    met: bool
-    why: str = "the run does not tell why"
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """All results of a benchmark.
 
@@ -86,7 +75,6 @@ class Report:
     title: str
     workload: str
     tables: Sequence[Table] = ()
-    claims: Sequence[Claim] = ()
     notes: Sequence[str] = ()
     name: str = ""
     command: str = ""
@@ -118,9 +106,6 @@ def _plain(value: object) -> object:
 def _blocks(report: Report) -> Iterator[str]:
     yield f"# {_escaped(report.title)}"
     yield f"Made by `{report.command}`."
-    if report.claims:
-        yield "## What was published, and what was measured here"
-        yield _claims(report.claims)
     yield "## Workload"
     yield _escaped(report.workload)
     for table in report.tables:
@@ -144,14 +129,6 @@ def _fact(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_fact(each)}" for name, each in value.items())
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def _claims(claims: Sequence[Claim]) -> str:
-    rows = [
-        [each.what, each.published, *([each.ours, "yes", ""] if each.met else [_bold(each.ours), "**no**", each.why])]
-        for each in claims
-    ]
-    return grid(["claim", "published, on other hardware", "here", "met", "why"], rows)
 
 
 def _table(table: Table) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from statistics import median
 
 import click
 import numpy as np
 
 from embedctl_bench.asking import Asked, common, conclude, not_installed
-from embedctl_bench.measuring.comparison import COLUMNS, Load, Scene, SystemRuns, each_scene
+from embedctl_bench.measuring.comparison import COLUMNS, Load, Scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
-from embedctl_bench.measuring.sampling import percentiles
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model, describe, measured_model, model_files, slug
 from embedctl_bench.peers.registry import (
@@ -27,7 +25,7 @@ from embedctl_bench.peers.registry import (
 )
 from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import Workload, kept
-from embedctl_bench.report import Claim, Report, Table
+from embedctl_bench.report import Report, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 
@@ -49,8 +47,6 @@ _SPECIAL = 2
 _CALLERS, _MOST_TEXTS = 64, 8
 _WORDS_OF_CALLERS = (10, 30)
 _ASKED, _QUICK_ASKED = 512, 64
-#: One text through the gateway takes at most so much longer than with the engine in the server's process (ms).
-_BEHIND_MS = 5.0
 
 _CPU, _L4 = "GCP g2-standard-16, Intel Cascade Lake", "NVIDIA L4"
 _SMALL, _BIG = "bge-small-en-v1.5", "bge-large-en-v1.5"
@@ -70,8 +66,6 @@ PUBLISHED = (
     ("infinity, torch", _BIG, "AMD MI210, 16-core CPU", 0.75),
     ("infinity, neuron fp16", _BIG, "AWS inf2.xlarge, one of its two cores", 0.11),
 )
-#: The fastest CPU rate of each precision there, as a multiple of sentence-transformers' on torch.
-OVER_SENTENCE_TRANSFORMERS = {"int8": 0.10 / 0.04, "fp32": 0.08 / 0.04}
 _WORKLOAD = (
     f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the shape "
     "of infinity's own benchmark, with other texts. The texts are generated, the same on every machine, and "
@@ -89,10 +83,6 @@ _HTTP_WORKLOAD = (
     "random, each one token of BERT's."
 )
 _SERVER_BASE = ((INFINITY_SERVER.name,), "infinity's server")
-_OTHER_CONDITIONS = (
-    "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
-    "the difference was not measured"
-)
 
 
 def load_of(name: str, asked: Sequence[Sequence[str]], rounds: int, callers: int = 0, *, finals: bool = False) -> Load:
@@ -186,7 +176,6 @@ def _through_the_product(asked: Asked) -> None:
         f"Ten requests of {TEXTS} long texts in flight",
         _WORKLOAD,
         tables=[_published()],
-        claims=each_scene(scenes, claims_of),
         notes=not_installed(lacking),
     )
     conclude(asked, session, scenes, report)
@@ -227,23 +216,6 @@ def _compete(scene: Scene, systems: Sequence[System], ground: Ground) -> None:
     compete(scene, systems, ground, run)
 
 
-def claims_of(scene: Scene) -> Iterator[Claim]:
-    """Published and promised figures, beside those of the same rounds."""
-    for comparison in scene.measured()[:1]:
-        for each in comparison.systems:
-            published = OVER_SENTENCE_TRANSFORMERS.get(each.precision)
-            if each.ours and published and comparison.baseline:
-                ratio = each.times(comparison.baseline)
-                yield Claim(
-                    what=f"{each.label}, against sentence-transformers on torch ({comparison.where})",
-                    published=f"{published:.1f} × (the fastest in {each.precision} on a CPU)",
-                    ours=f"{ratio:.2f} ×",
-                    met=ratio >= published,
-                    why=_OTHER_CONDITIONS,
-                )
-        yield from comparison.lead_claims()
-
-
 def _over_http(asked: Asked) -> None:
     loads = http_requests(len(asked.cpus), quick=asked.quick)
     # infinity's server only if it is asked for, since it is installed first.
@@ -265,48 +237,5 @@ def _over_http(asked: Asked) -> None:
         asked,
         session,
         scenes,
-        Report("Requests over HTTP", _HTTP_WORKLOAD, claims=each_scene(scenes, http_claims_of)),
+        Report("Requests over HTTP", _HTTP_WORKLOAD),
     )
-
-
-def http_claims_of(scene: Scene) -> Iterator[Claim]:
-    """That the gateway is ahead of infinity in rate, and not far behind an engine in the server's process."""
-    for comparison in scene.measured():
-        by_kind = {each.name.partition("-")[0]: each for each in comparison.systems}
-        ours, direct = by_kind.get("gateway"), by_kind.get("direct")
-        if ours and comparison.baseline and ours.ratios(comparison.baseline):
-            lead = ours.times(comparison.baseline)
-            yield Claim(
-                what=f"the gateway is ahead of infinity's server: {comparison.where}",
-                published="–",
-                ours=f"{lead:.2f} × its rate",
-                met=lead >= 1,
-            )
-            mine, theirs = p99_ms_of(ours), p99_ms_of(comparison.baseline)
-            if mine and theirs:
-                yield Claim(
-                    what=f"the gateway's 99th percentile is no longer than infinity's: {comparison.where}",
-                    published="–",
-                    ours=f"p99 {mine:.1f} and {theirs:.1f} ms",
-                    met=mine <= theirs,
-                )
-        single = comparison.load.texts == comparison.load.requests
-        if single and ours and direct and (rounds := behind_ms(ours, direct)):
-            behind = median(rounds)
-            yield Claim(
-                what=f"at most {_BEHIND_MS:g} ms behind the same engine in the server's process: {comparison.where}",
-                published="–",
-                ours=f"p50 {behind:.1f} ms behind ({min(rounds):.1f} to {max(rounds):.1f} in {len(rounds)} rounds)",
-                met=behind <= _BEHIND_MS,
-            )
-
-
-def p99_ms_of(system: SystemRuns) -> float | None:
-    """The 99th percentile of a system's latencies (ms); None of fewer than 100."""
-    return percentiles([latency for run in system.rounds.values() for latency in run.latencies])["p99_ms"]
-
-
-def behind_ms(ours: SystemRuns, other: SystemRuns) -> list[float]:
-    """How much larger our median latency is than another one's, in each round in which both ran (ms)."""
-    both = sorted(ours.rounds.keys() & other.rounds.keys())
-    return [1000 * (median(ours.rounds[at].latencies) - median(other.rounds[at].latencies)) for at in both]

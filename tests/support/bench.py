@@ -27,7 +27,6 @@ def asked(folder: Path, **changes: Any) -> Asked:
         "output": folder,
         "quick": False,
         "peers": (),
-        "price": None,
         "fresh": True,
     }
     return Asked(**{**given, **changes})
@@ -75,8 +74,8 @@ class Process:
         shape = (2, 0) if self._name.startswith("floor") else (2, 3)
         return Answer(np.ones(shape, np.float32), 0.0, 2.0, 20)
 
-    def sample(self, path: Path, effort: Effort) -> tuple[float, list[float]]:
-        return (0.5 if self._name == "floor" else 1.0), [1.0] * effort.least
+    def sample(self, path: Path, effort: Effort) -> list[float]:
+        return [0.5 if self._name == "floor" else 1.0] * effort.least
 
     def close(self) -> None:
         self.events.append(f"{self._name} closed")

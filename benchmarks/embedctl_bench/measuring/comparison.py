@@ -9,11 +9,11 @@ from math import nan
 from statistics import median
 from typing import Any, Self
 
-from embedctl_bench.measuring.sampling import cost_per_million, is_noisy, percentiles, spread
+from embedctl_bench.measuring.sampling import is_noisy, percentiles, spread
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import AT_ITS_DEFAULT, BASELINE, SENTENCE_TRANSFORMERS, System
 from embedctl_bench.peers.tuned import Run
-from embedctl_bench.report import Claim, Column, Table
+from embedctl_bench.report import Column, Table
 from embedctl_config.hardware import PRECISIONS, THRESHOLDS
 
 #: A system that encodes fewer tokens than ours by more than this share truncates texts.
@@ -48,7 +48,6 @@ COLUMNS = (
     Column("min_cosine", "min cosine", 6),
     Column("mean_cosine", "mean cosine", 6),
     Column("idle_percent", "GPU idle (%)", 1),
-    Column("cost_per_million", "cost of a million texts", 3),
     Column("remark", "remark"),
 )
 _SYSTEM_COLUMNS = (
@@ -217,18 +216,17 @@ class Comparison:
             if ours and others:
                 yield ours[0], max(others, key=lambda each: each.times(ours[0]))
 
-    def rows(self, price: float | None = None) -> Iterator[dict[str, object]]:
-        """Rows of a table: by precision, the most accurate first, and within it by rank; those with a flaw have none.
-        The price is of an hour of this machine."""
+    def rows(self) -> Iterator[dict[str, object]]:
+        """Rows of a table: by precision, the most accurate first; within it by rank, and those with a flaw last."""
         for precision in PRECISIONS:
             found = [each for each in self.systems if each.precision == precision]
             for rank, each in enumerate(sorted(found, key=lambda each: bool(each.flaw(self.tokens))), start=1):
-                yield self._row(each, rank, price)
+                yield self._row(each, rank)
             if found and (floor := self.floor(precision)):
                 gflops = self.model.flops_per_token * floor.tokens / floor.seconds / 1e9
-                yield self._row(floor, None, None) | {"gflops": gflops, "promise": None}
+                yield self._row(floor, None) | {"gflops": gflops, "promise": None}
 
-    def _row(self, each: SystemRuns, rank: int | None, price: float | None) -> dict[str, object]:
+    def _row(self, each: SystemRuns, rank: int | None) -> dict[str, object]:
         seconds, durations = each.seconds, [run.seconds for run in each.rounds.values()]
         flaw = "" if each.floor else each.flaw(self.tokens)
         ours, floor = self.comparable(each.precision, ours=True), self.floor(each.precision)
@@ -256,22 +254,10 @@ class Comparison:
             **each.accuracy,
             "max_abs_error": f"{each.accuracy['max_abs_error']:.1e}" if each.accuracy else None,
             "idle_percent": 100 * median(run.idle for run in each.rounds.values()),
-            "cost_per_million": None if price is None else cost_per_million(self.load.texts / seconds, price),
             "remark": "; ".join(filter(None, remarks)),
             "_bold": ahead,
             "_noisy": len(durations) > 1 and is_noisy(durations),
         }
-
-    def lead_claims(self) -> Iterator[Claim]:
-        """For each precision, that no other system was faster than ours."""
-        for ours, other in self.pairs():
-            lead = ours.times(other)
-            yield Claim(
-                what=f"no other system that was measured is faster in {PROMISES[ours.precision]} ({self.where})",
-                published="–",
-                ours=f"{ours.label} has {lead:.2f} × the rate of {other.label}, the fastest of them",
-                met=lead >= 1,
-            )
 
 
 @dataclass(slots=True)
@@ -310,10 +296,10 @@ class Scene:
         first = self.on(self.loads[0])
         return {each.name for each in self.runs if each.ours} | {other.name for _, other in first.pairs()}
 
-    def tables(self, name: str, price: float | None, published: Sequence[Mapping[str, object]]) -> Iterator[Table]:
+    def tables(self, name: str, published: Sequence[Mapping[str, object]]) -> Iterator[Table]:
         """The figures, beside published ones; ours beside each other system; and what each system is."""
         measured = self.measured()
-        rows = [row for each in measured for row in each.rows(price)]
+        rows = [row for each in measured for row in each.rows()]
         if not rows:
             return
         yield Table(f"{name}-figures", self.name, COLUMNS, [*rows, *published], _NOTE.format(base=self.base[1]))

@@ -41,11 +41,6 @@ def is_noisy(values: Sequence[float]) -> bool:
     return not spread(values) <= NOISY
 
 
-def cost_per_million(per_second: float, price_per_hour: float) -> float:
-    """Cost of a million items, from the rate per second and the price per hour."""
-    return 1e6 / per_second * price_per_hour / 3600
-
-
 def turn_of(names: Sequence[str], number: int) -> Sequence[str]:
     """The order in a round. Each round reverses it, so that a drift of the machine affects all alike."""
     return names[:: -1 if number % 2 else 1]

@@ -121,11 +121,10 @@ class TunedProcess(ChildProcess):
         done = self.call(do="requests", requests=str(path), vectors=str(self._vectors), callers=callers)
         return Run(**done), np.load(self._vectors)
 
-    def sample(self, path: Path, effort: Effort) -> tuple[float, list[float]]:
-        """Make the requests in a file one after the other, in each of its processes, again and again: the seconds of a
-        request, by all processes together, and the latencies (seconds)."""
-        done = self.call(do="sample", requests=str(path), effort=asdict(effort))
-        return done["seconds"], done["latencies"]
+    def sample(self, path: Path, effort: Effort) -> list[float]:
+        """Make the requests in a file one after the other, in its first process, again and again: the latencies (s)."""
+        latencies: list[float] = self.call(do="sample", requests=str(path), effort=asdict(effort))["latencies"]
+        return latencies
 
     def close(self) -> None:
         """End the process, and remove its files."""

@@ -47,7 +47,7 @@ def test_defaults_are_minilm_and_every_class_of_cpus_on_all_cpus() -> None:
     asked = ask()
     assert asked.models == ("all-MiniLM-L6-v2",)
     assert asked.cpus == usable_cpus(None)
-    assert (asked.output, asked.quick, asked.peers, asked.price) == (Path("report"), False, None, None)
+    assert (asked.output, asked.quick, asked.peers) == (Path("report"), False, None)
 
 
 def test_a_configured_class_of_cpus_is_measured_too_and_one_of_gpus_is_not(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_options_can_be_repeated_and_have_variables() -> None:
     asked = ask("--model", "a", "--model", "b", "--class", "cpu", "--class", "cpu", "--peers", "a, b,a")
     assert (asked.models, asked.classes, asked.peers) == (("a", "b"), ("cpu",), ("a", "b"))
     assert [ask("--peers", given).peers for given in ("none", "all")] == [(), ("all",)]
-    variables = {"EMBEDCTL_QUICK": "1", "EMBEDCTL_PRICE": "0.5", "EMBEDCTL_CPUS": "0", "EMBEDCTL_FRESH": "true"}
+    variables = {"EMBEDCTL_QUICK": "1", "EMBEDCTL_CPUS": "0", "EMBEDCTL_FRESH": "true"}
     asked = ask(env=variables)
-    assert (asked.quick, asked.price, asked.cpus, asked.fresh) == (True, 0.5, frozenset({0}), True)
+    assert (asked.quick, asked.cpus, asked.fresh) == (True, frozenset({0}), True)
 
 
 def test_without_the_extra_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,8 +110,8 @@ def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> 
         server.close()
     assert done["tokens"] == 3 * 6
     assert np.load(tmp_path / "vectors.npy")[:, 0].tolist() == [1, 2, 3], "those of the first time"
-    assert sampled["seconds"] >= 0.02
     assert len(sampled["latencies"]) == 3
+    assert min(sampled["latencies"]) >= 0.02
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 from pathlib import Path
 
-from embedctl_bench.report import Claim, Column, Report, Table, write_report
+from embedctl_bench.report import Column, Report, Table, write_report
 
 SAMPLE = Report(
     name="sample",
@@ -13,10 +13,6 @@ SAMPLE = Report(
     command="embedctl bench sample -o report/",
     workload="Jobs of **255 texts**; `--quick < 1` takes a tenth. 1 < 2 & 3.",
     machine={"virtual machine": True, "versions": {"embedctl": "0.1.0", "torch": "2.13.0"}},
-    claims=[
-        Claim("int8 is ≥ 2.5 × fp32", "2.5 ×", "2.9 ×", met=True),
-        Claim("the last is ≥ 8.8 × the first", "68 → 602", "4.1 ×", met=False, why="Of **two** cores."),
-    ],
     tables=[
         Table(
             "requests",
@@ -41,8 +37,6 @@ def test_a_page_is_markdown_whose_cells_are_rounded_marked_and_escaped(tmp_path:
     assert "# A sample, with &lt;angle brackets> & an ampersand" in text
     assert "Jobs of **255 texts**; `--quick < 1` takes a tenth. 1 &lt; 2 & 3." in text
     assert "- virtual machine: yes\n- versions: embedctl 0.1.0, torch 2.13.0" in text
-    assert "| int8 is ≥ 2.5 × fp32 | 2.5 × | 2.9 × | yes |  |" in text
-    assert "| the last is ≥ 8.8 × the first | 68 → 602 | **4.1 ×** | **no** | Of **two** cores. |" in text
     assert (
         """\
 | system | requests (1/s) |

@@ -47,7 +47,7 @@ WITHOUT_VARIABLE = {
     ("embedctl submit", "--input-file"),
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
     ("embedctl bench engines", "--workload"),
-    *(("embedctl bench grid", option) for option in ("--cores", "--copies", "--length", "--batch")),
+    *(("embedctl bench grid", option) for option in ("--cores", "--length", "--batch")),
 }
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 #: What a page of the site loads, and where its links lead.

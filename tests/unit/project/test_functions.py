@@ -11,7 +11,6 @@ FOLDERS = ("config", "producer", "gateway", "workers", "benchmarks/embedctl_benc
 LINES, PARAMETERS, LEVELS = 40, 5, 3
 #: Functions that are larger, and why each is best left so.
 LEFT: dict[str, str] = {
-    "benchmarks/embedctl_bench/grid.py:command": "a command: its options, then its steps, each one call",
     "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/embedctl.py:__init__": (
         "the protocol of adapters: each parameter is an option of the registry"
     ),

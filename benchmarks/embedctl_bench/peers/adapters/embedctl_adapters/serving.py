@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -145,22 +145,16 @@ class Pool:
         processes = len(self._workers)
         if not self._takes_requests:
             return self._deal(requests)
-        parts: list[list[Answer]] = self._ask(
-            ("requests", requests[number::processes], {**self.setting.encode, "callers": callers})
-            for number in range(processes)
-        )
+        for number, (connection, _) in enumerate(self._workers):
+            connection.send(("requests", requests[number::processes], {**self.setting.encode, "callers": callers}))
+        parts: list[list[Answer]] = [_answer(connection) for connection, _ in self._workers]
         return [parts[at % processes][at // processes] for at in range(len(requests))]
 
-    def sample(self, requests: Sequence[Sequence[str]], effort: Effort) -> list[tuple[float, list[float]]]:
-        """Each process answers the requests in turn, all processes at once: its seconds, and its latencies."""
-        asked = ("sample", requests, {"effort": effort, "options": dict(self.setting.encode)})
-        return self._ask(asked for _ in self._workers)
-
-    def _ask(self, asked: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> list[Any]:
-        """What each process answers to what it is asked, all of them at once."""
-        for (connection, _), each in zip(self._workers, asked, strict=True):
-            connection.send(each)
-        return [_answer(connection) for connection, _ in self._workers]
+    def sample(self, requests: Sequence[Sequence[str]], effort: Effort) -> list[float]:
+        """The first process answers the requests in turn: its latencies."""
+        connection = self._workers[0][0]
+        connection.send(("sample", requests, {"effort": effort, "options": dict(self.setting.encode)}))
+        return cast("list[float]", _answer(connection))
 
     def _deal(self, chunks: Sequence[Sequence[str]]) -> list[Answer]:
         """The answer to each chunk; all chunks are given now, unless the system times itself."""
@@ -228,7 +222,7 @@ def _done(adapter: Adapter, method: str, texts: Sequence[Any], options: Mapping[
 
 def _sample(
     adapter: Adapter, requests: Sequence[Sequence[str]], effort: Effort, options: Mapping[str, Any]
-) -> tuple[float, list[float]]:
+) -> list[float]:
     """Answer requests in turn, with this effort; one before that warms up."""
     adapter.encode(requests[0], **options)
     latencies: list[float] = []
@@ -239,7 +233,7 @@ def _sample(
         began = time.perf_counter()
         adapter.encode(requests[done % len(requests)], **options)
         latencies.append(round(time.perf_counter() - began, 7))
-    return time.perf_counter() - started, latencies
+    return latencies
 
 
 def error_of(error: BaseException) -> RuntimeError:
@@ -336,13 +330,10 @@ class Server:
         return {"seconds": _seconds(done), "tokens": tokens, "latencies": latencies}
 
     def sample(self, requests: str, effort: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a file's requests again and again: the seconds of a request, by all processes together."""
+        """Answer a file's requests again and again: the latencies."""
         assert self._pool
         done = self._pool.sample(json.loads(Path(requests).read_text(encoding="utf-8")), Effort(**effort))
-        return {
-            "seconds": 1 / sum(len(latencies) / seconds for seconds, latencies in done),
-            "latencies": [each for _, latencies in done for each in latencies],
-        }
+        return {"latencies": done}
 
     def _count(self, file: str, texts: Sequence[str]) -> int:
         """Tokens of a file's texts, which are counted once."""
