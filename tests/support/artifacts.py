@@ -13,7 +13,6 @@ FACTS: dict[str, Any] = {
     "engine": "an engine",
     "graph": {"name": "plain"},
     "accuracy": {"min_cosine": 1.0, "mean_cosine": 1.0},
-    "rate": {"sentences_per_s": 1.0, "threads": 1},
 }
 
 

@@ -195,7 +195,6 @@ def test_a_model_is_traced_once_for_each_bucket(
         assert (pooling == attention).all()
         assert not Path(call["compiler_workdir"]).exists()
     assert backend._traces.inputs == ["input_ids", "token_type_ids", "attention_mask", "pooling_mask"]
-    monkeypatch.setattr(build, "_measured", lambda *_: {"accuracy": None, "rate": None})
     one = {**OPTIONS, "buckets": "32"}
     artifact_for(files_of(Tiny()), host, TraceOptions.parse({**one, "auto_cast": "none", "target": "trn1"}))
     assert calls[-1]["cpu_backend"] is False
@@ -322,21 +321,15 @@ def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(own: Path, ho
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_built_where_a_device_is_says_how_good_it_is(build_here: None, files_of: FilesOf, host: Host) -> None:
+def test_the_manifest_says_what_was_built(build_here: None, files_of: FilesOf, host: Host) -> None:
     files = files_of(Tiny(max_seq_length=64))
     artifact = artifact_for(files, host, TraceOptions.parse({"batch": BATCH}), BuildOptions(revision="main"))
     manifest = artifact.manifest
     assert set(manifest["files"]) == {"model.json", "tokenizer.json", "traces.json", "bucket-32.pt", "bucket-64.pt"}
     assert manifest["graph"] == {"name": "traces", "buckets": [32, 64], "batch": BATCH, "target": "inf2"}
     assert manifest["model"]["revision"] == "main"
-    assert manifest["accuracy"]["passed"]
-    # The fake computes in fp32, but what is measured are the vectors as stored: float16, half a last digit below 1.
-    assert manifest["accuracy"]["max_abs_error"] <= 2**-12
-    assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
-    assert manifest["rate"]["sentences_per_s"] > 0
-    assert manifest["rate"]["device"] == "a Neuron core of inf2"
     assert {"torch", "sentence-transformers", "torch-neuronx", "neuronx-cc"} <= set(manifest["versions"])
-    # A worker on such a machine finds what was built elsewhere, and holds it to the same gate.
+    # A worker on such a machine finds what was built, and holds it to the gate.
     backend = NeuronBackend.load("tiny", ModelEntry(str(files.folder)), host, {"batch": BATCH})
     assert backend.engine == manifest["engine"]
     assert run_gate(ChunkEncoder(backend, backend.token_budget), SHIPPED_CLASSES["neuron"], host) is not None
@@ -357,10 +350,9 @@ def test_one_command_builds(site: Path, files_of: FilesOf, tmp_path: Path, monke
     built = build("--target", "neuron", "--json")
     assert built.returncode == 0, built.stderr
     facts = json.loads(built.stdout)
-    assert (facts["recipe"]["target"], facts["accuracy"], facts["rate"]) == ("inf2", None, None)
+    assert facts["recipe"]["target"] == "inf2"
     assert build("--target", "inf2").stdout.strip() == facts["folder"]
     shown = CliRunner().invoke(model.main, ["show", "tiny"]).stdout
-    assert "accuracy                 not measured: built without the device" in shown
     assert "buckets 16 32, batch 2, target inf2" in shown
     refused = build("--class", "neuron")
     assert refused.returncode == 2

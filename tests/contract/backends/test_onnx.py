@@ -58,7 +58,6 @@ def test_a_manifest_says_what_was_built_and_how_good_it_is(built: dict[str, Arti
     assert manifest["accuracy"]["passed"]
     assert manifest["accuracy"]["max_abs_error"] <= 1e-4
     assert manifest["accuracy"]["min_cosine"] <= manifest["accuracy"]["mean_cosine"]
-    assert manifest["rate"]["sentences_per_s"] > 0
     assert manifest["graph"]["operators"]["MatMul"] > 0
     assert set(manifest["files"]) == {"model.json", "model.onnx", "tokenizer.json"}
     small = built["onnx-int8"].manifest

@@ -166,7 +166,6 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     assert manifest["versions"]["tensorrt"] == here.version
     assert manifest["accuracy"]["passed"]
     assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
-    assert (manifest["rate"]["device"], manifest["rate"]["sentences_per_s"] > 0) == ("Fake GPU", True)
     assert build_plan(files, own, asked).folder == artifact.folder
     assert here.trt._calls["built"] == 1
     build_plan(files, own, replace(asked, force=True))

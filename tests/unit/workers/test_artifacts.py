@@ -95,7 +95,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the manifest gone": (lambda folder: (folder / MANIFEST).unlink(), "is damaged"),
     "the manifest cut off": (cut_the_manifest, "is damaged"),
     "the manifest empty": (lambda folder: (folder / MANIFEST).write_text("{}"), "is damaged"),
-    "a fact missing": (lambda folder: (folder / MANIFEST).write_text('{"format": 1, "files": {}}'), "lacks accuracy"),
+    "a fact missing": (lambda folder: (folder / MANIFEST).write_text('{"format": 1, "files": {}}'), "lacks engine"),
     "another format": (lambda folder: change(folder, format=FORMAT + 1), "this version reads"),
     "another fingerprint": (lambda folder: change(folder, fingerprint="cd" * 32), "built of something else"),
     "a file outside": (name_a_file_outside, "is not the file that was built"),

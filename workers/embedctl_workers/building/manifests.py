@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import timeit
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-
-import numpy as np
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.gate import measure_backend
@@ -21,7 +18,6 @@ from embedctl_workers.models.gate_texts import gate_texts
 
 #: The packages that affect any artefact.
 PACKAGES = ("embedctl", "torch", "transformers", "sentence-transformers", "tokenizers")
-_ROUNDS = 5
 
 
 def origin_of(request: Mapping[str, Any], files: ModelFiles, engine: str, *packages: str) -> dict[str, Any]:
@@ -54,26 +50,4 @@ def accuracy_of(report: Report) -> dict[str, Any]:
         "min_cosine": measured.min_cosine,
         "passed": report.passed,
         "bounds": report.bounds.stated(),
-    }
-
-
-def texts_per_s(backend: Backend, times: int = 1) -> float:
-    """The rate of the gate's texts in one batch, each so many times: the best of a few rounds."""
-    tokens = backend.tokenize(gate_texts(), None)
-    rows = np.tile(np.arange(len(tokens.lengths)), times)
-
-    def once() -> None:
-        backend.finish(backend.forward(tokens, rows), normalize=True)
-
-    return len(rows) / min(timeit.repeat(once, number=1, repeat=_ROUNDS))
-
-
-def rate_of(backend: Backend, texts_per_s: float, **measured: str | int) -> dict[str, Any]:
-    """The manifest's entry about the speed on the gate's texts, `measured` on `threads`, or a `device`."""
-    lengths = backend.tokenize(gate_texts(), None).lengths
-    return {
-        "sentences_per_s": round(texts_per_s, 1),
-        "tokens_per_s": round(texts_per_s * float(lengths.mean()), 1),
-        "texts": f"the same, {int(lengths.sum())} tokens",
-        **measured,
     }

@@ -26,7 +26,7 @@ from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
 from embedctl_workers.backends.onnx.export import export
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced_range
-from embedctl_workers.building.manifests import accuracy_of, origin_of, rate_of, report_of
+from embedctl_workers.building.manifests import accuracy_of, origin_of, report_of
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import answer_request, read_request
@@ -119,7 +119,6 @@ class _Builder:
             "cpu": {"machine": platform.machine(), "flags": [flag for flag in _SPEED_FLAGS if flag in cpu_flags()]},
             "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
             "accuracy": accuracy_of(best.report),
-            "rate": rate_of(best.backend, best.texts_per_s, threads=self._host.threads),
         }
 
     def _candidate(self, folder: Path, kind: type[OnnxBackend], hardware: HardwareClass) -> Candidate:

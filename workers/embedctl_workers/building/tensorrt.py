@@ -23,7 +23,7 @@ from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.backend import TensorRTBackend
 from embedctl_workers.backends.tensorrt.plan import build_plan
 from embedctl_workers.backends.tensorrt.recipe import PLAN, SIXTEEN_BITS, PlanOptions, profiles_of
-from embedctl_workers.building.manifests import accuracy_of, origin_of, rate_of, report_of, texts_per_s
+from embedctl_workers.building.manifests import accuracy_of, origin_of, report_of
 from embedctl_workers.building.onnx import PACKAGES
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import answer_request, read_request
@@ -78,7 +78,6 @@ class _Builder:
         backend = TensorRTBackend(self._files, artifact, self._runtime, self._host, self.options)
         backend.warm_up()
         report = report_of(backend, _CLASS, self._host)
-        rate = texts_per_s(backend) if report.passed else 0.0
         operators = operators_of(folder / GRAPH)
         attention = attention_of(operators.get("Softmax", 0), backend.fused_attention)
         self._say(f"attention: {attention}")
@@ -89,7 +88,6 @@ class _Builder:
             **facts,
             "graph": {"name": dtype, "attention": attention, "operators": operators},
             "accuracy": accuracy_of(report),
-            "rate": rate_of(backend, rate, threads=self._host.threads, device=self._runtime.device.name),
         }
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from embedctl_workers.models.artifacts import Artifact
     from embedctl_workers.models.catalogue import Catalogue, FoundModel
 
-_NOT_MEASURED = "not measured: built without the device"
 _UNKNOWN = "–"
 _HEADINGS = ("MODEL", "DIMENSIONS", "LONGEST TEXT", "SIZE", "FOUND IN")
 _HOW_TO_GET_ONE = """\
@@ -186,17 +185,13 @@ def _name(artifact: Artifact) -> str:
 def _built(manifest: Mapping[str, Any]) -> str:
     size = sum(facts["size"] for facts in manifest["files"].values())
     weights = manifest["model"]["weights_bytes"] / 1e6
-    return f"{manifest['engine']}  {size / 1e6:.1f} MB of {weights:.1f}  {_measured(manifest)}"
+    return f"{manifest['engine']}  {size / 1e6:.1f} MB of {weights:.1f}{_accuracy(manifest)}"
 
 
-def _measured(manifest: Mapping[str, Any]) -> str:
-    accuracy, rate = manifest["accuracy"], manifest["rate"]
-    if accuracy is None or rate is None:
-        return _NOT_MEASURED
-    return (
-        f"cosine min {accuracy['min_cosine']:.4f} mean {accuracy['mean_cosine']:.4f}  "
-        f"{rate['sentences_per_s']:.0f} texts/s on {rate.get('device') or str(rate['threads']) + ' threads'}"
-    )
+def _accuracy(manifest: Mapping[str, Any]) -> str:
+    """What the build has measured, if it has chosen by that."""
+    found = manifest.get("accuracy")
+    return f"  cosine min {found['min_cosine']:.4f} mean {found['mean_cosine']:.4f}" if found else ""
 
 
 def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -212,5 +207,5 @@ def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 def _plain(value: object) -> str:
     if value is None:
-        return _NOT_MEASURED
+        return _UNKNOWN
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 #: Changes when older folders must no longer be used.
 FORMAT = 1
 MANIFEST = "manifest.json"
-_EXPECTED = {"fingerprint", "recipe", "model", "engine", "graph", "accuracy", "rate"}
+_EXPECTED = {"fingerprint", "recipe", "model", "engine", "graph"}
 
 
 @dataclass(frozen=True, slots=True)
