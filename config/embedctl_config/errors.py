@@ -8,6 +8,7 @@
     │   ├── BatchFileError        requests of a batch file
     │   └── CorpusChanged         the corpus is not the one that the job was begun with
     ├── OutputError               the file or the database to write
+    │   ├── UnusableOutput        vectors can't go where they are to, as is seen beforehand
     │   ├── OtherContract         the destination is bound to another model's vectors
     │   ├── DestinationRefused    it will never take what it is given
     │   └── DestinationUnavailable it can't be reached, or has no room
@@ -139,6 +140,13 @@ class CorpusChanged(InputError):
 
 class OutputError(EmbedctlError):
     """Raised when vectors can't be written; no incomplete file is left under the final name."""
+
+
+class UnusableOutput(OutputError):
+    """Raised when vectors can't go to a file, a folder or a bucket, which is seen before anything is written: it is not
+    there, may not be written, or holds something else."""
+
+    exit_code = ExitStatus.USAGE
 
 
 class OtherContract(OutputError):

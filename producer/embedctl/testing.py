@@ -142,7 +142,7 @@ class _Process:
         hardware = "cpu" if given["hardware"] == "auto" else given["hardware"]
         others = {name: given[name] for name in ("idempotency_key", "max_errors", "max_errors_share", "lane")}
         spec = JobSpec(given["model"], hardware, given["precision"] or "fp32", options, given["ttl"], **others)
-        return {"spec": spec, "offer": None}
+        return {"id": self._ids.get(spec.idempotency_key or ""), "spec": spec, "offer": None}
 
     def _created(self, given: dict[str, Any]) -> dict[str, Any]:
         key = given["idempotency_key"]

@@ -106,8 +106,10 @@ async def create(call: Call) -> Response:
     spec = await call.gateway.in_thread(lambda: _spec(broker, call.tenant, fields))
     if is_dry:
         offer = broker.workers.offers().get((spec.hardware, spec.model, spec.precision))
+        key, find = spec.idempotency_key, broker.jobs.with_key
+        before = None if key is None else await call.gateway.in_thread(lambda: find(key, call.tenant))
         told = {"spec": dataclasses.replace(spec, data=None), "offer": offer}
-        return _json({"id": None, "created": False, **told})
+        return _json({"id": before, "created": False, **told})
     job_id, created = await call.gateway.in_thread(lambda: broker.jobs.create(spec))
     return _json({"id": job_id, "created": created})
 

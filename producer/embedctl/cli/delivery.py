@@ -13,10 +13,15 @@ from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
 from embedctl.corpus.unique import UniqueIds
 from embedctl.destinations.ids import Duplicates, no_id, repeated
-from embedctl.destinations.interface import Destination
+from embedctl.destinations.interface import Contract, Destination
 from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
 from embedctl.destinations.rows import Options
+from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
+from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import model_files
+from embedctl.store import JobSpec
 from embedctl.terminal.columns import Column, arrange, plain
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import SettingsError
@@ -43,6 +48,21 @@ class DatabaseChoice:
         table.open(None)
         table.close()
         return cls(url, table, options)
+
+    def check_contract(self, broker: Broker, options: SubmitOptions) -> None:
+        """Raise OtherContract if the table is bound to other vectors than those of a job with these options, as far as
+        the settings or live workers tell its model's files."""
+        spec = job_spec(broker, options)
+        models = model_files(broker.settings, broker.workers, spec)
+        if len(models) == 1:
+            try:
+                self.table.open(self.contract_of(spec, *models))
+            finally:
+                self.table.close()
+
+    def contract_of(self, spec: JobSpec, model: str) -> Contract:
+        """The contract of a job whose model's files have this fingerprint."""
+        return Contract.of(spec, 0, self.options.dtype, model=model)
 
     def checked(self, corpus: Corpus | BatchCorpus) -> DatabaseChoice:
         """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be

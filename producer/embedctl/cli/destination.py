@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +27,14 @@ from embedctl.destinations.loop import Callbacks, Delivered, Refused
 from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import destination_of, is_database
+from embedctl.jobs.enqueue import begun_before
 from embedctl.jobs.job import Job
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.waiter import Waiter
-from embedctl_config.errors import OutputError
+from embedctl_config.errors import UnusableOutput
 from embedctl_config.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -132,13 +135,25 @@ class Destination:
             self.path.check()  # first, because the extra s3 has all that its parts need
             import_module("embedctl.destinations.part")  # raises MissingExtra without pyarrow
             if not self.clobber and MANIFEST in self.path.sizes():
-                raise OutputError(f"{self.path.name} holds the parts of a job: choose another folder, or remove it")
+                raise UnusableOutput(f"{self.path.name} holds the parts of a job: choose another folder, or remove it")
         elif self.path is not None:
             if as_json and is_stdout(self.path):
                 raise click.UsageError(
                     "--json and --output - both print to standard output: name a file, or omit --json"
                 )
             check_output(self.path, keep, clobber=self.clobber, numbers=self.numbers, batch=is_batch)
+
+    def check_owner(self, broker: Broker, options: SubmitOptions) -> None:
+        """Check, before anything is queued, that what is there is of a job that is made, or gone on with, with these
+        options: parts of no other job, and a table of no other model, as far as the settings or live workers tell the
+        model's files. Raises UnusableOutput or OtherContract."""
+        if isinstance(self.path, Place):
+            from embedctl.destinations.part_list import check_own  # here, because it needs pyarrow
+
+            for name in islice(self.path.sizes(), 1):
+                check_own(self.path, name, begun_before(broker, options))
+        elif self.database is not None and options.resume is None:
+            self.database.check_contract(broker, options)
 
     def checked(self, corpus: Corpus | BatchCorpus) -> Destination:
         """The same destination, after a look at the ids of a corpus; see :meth:`DatabaseChoice.checked`."""

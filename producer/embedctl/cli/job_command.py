@@ -262,6 +262,11 @@ class JobCommand:
         self.sync.check(choice, destination)
         destination.check(choice.keep, as_json=self.as_json, is_batch=choice.is_batch)
 
+    def check_owner(self, broker: Broker) -> None:
+        """Check, before anything is queued, what is at the destination; `--sync` of a table does that by itself."""
+        if not self.sync.is_asked:
+            self.destination.check_owner(broker, self.choice.options)
+
     def checked(self, *, frees_job: bool = False) -> JobCommand:
         """The same command, after a search for what is wrong with the files, before anything is queued. SettingsError:
         the job is to be drained into a database, and its ids are not known before its end.

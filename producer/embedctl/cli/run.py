@@ -84,6 +84,7 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
         progress.watch = watch
         broker = Broker.shared(ours)
         command = command.keyed(key and key + token)
+        command.check_owner(broker)
         synced = brought_up_to_date(broker, command, progress)
         if synced is None:
             status, saved = _encoded(command, broker, progress)

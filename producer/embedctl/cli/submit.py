@@ -65,8 +65,9 @@ def submit(ctx: click.Context, /, *, ttl_s: float | None, resume: str | None, wa
     job_id, key = (resume, None) if is_job else (None, resume)
     command = JobCommand.of(settings, ttl=ttl_s, resume=job_id, idempotency_key=key, **given)
     command.check()
-    command = command.checked()
     broker = Broker.shared(settings)
+    command.check_owner(broker)
+    command = command.checked()
     if command.dry_run:
         choice = command.choice
         records = to_encode(command, broker)

@@ -274,5 +274,4 @@ def contract_of(broker: Broker, command: JobCommand, database: DatabaseChoice) -
             + ("live workers have different ones" if models else "no live worker of its class tells them")
             + f": start a worker, or set [models.{spec.model}] fingerprint"
         )
-    (model,) = models
-    return Contract.of(spec, 0, database.options.dtype, model=model)
+    return database.contract_of(spec, *models)

@@ -12,8 +12,9 @@ from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.jsonl import check_stdout, errors_beside, is_stdout
 from embedctl.destinations.npy import all_beside
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
+from embedctl.destinations.unfinished import check_folder
 from embedctl.destinations.writer import Content, Writer
-from embedctl_config.errors import OutputError, SettingsError
+from embedctl_config.errors import SettingsError, UnusableOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ def check_output(
 ) -> None:
     """Check beforehand that vectors, and these kept fields, can be written to a path; with `batch`, a .jsonl file will
     be one of requests, with another one beside it. SettingsError: the path has no suffix of a known format, or the
-    format has no room for kept fields or no such numbers. OutputError: the folder is missing, or not writable; a file
-    exists that must not be replaced; standard output is closed."""
+    format has no room for kept fields or no such numbers. UnusableOutput: the folder is missing, or not writable; a
+    file exists that must not be replaced. OutputError: the disk is full, or standard output is closed."""
     file_format = guess_format(path)
     writer_of(file_format)
     refuse_numbers(path, file_format, numbers or FLOAT32)
@@ -58,11 +59,9 @@ def check_output(
     if is_stdout(path):
         check_stdout()
         return
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise OutputError(f"{path} can't be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK) or path.is_dir():
-        raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
+    check_folder(path.absolute().parent, path)
+    if path.is_dir():
+        raise UnusableOutput(f"{path} can't be written: it is a folder")
     if not clobber:
         refuse_to_clobber(path, BATCH_FORMAT if batch and file_format == "jsonl" else file_format)
 
@@ -117,4 +116,4 @@ def refuse_to_clobber(path: Path, file_format: str) -> None:
     others = {"npy": all_beside(path), BATCH_FORMAT: [errors_beside(path)]}
     for file in (path, *others.get(file_format, ())):
         if os.path.lexists(file):
-            raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
+            raise UnusableOutput(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
-from embedctl.destinations.unfinished import locked
+from embedctl.destinations.unfinished import check_folder, locked
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config import durable
 from embedctl_config.errors import (
@@ -79,7 +79,8 @@ class LanceTable(Destination):
 
     def open(self, contract: Contract | None) -> bool:
         if contract is None:
-            self._check_folder()
+            folder = self._folder.absolute()
+            check_folder(next(each for each in (folder, *folder.parents) if each.exists()), self.name)
             return False
         with self._explained():
             if not contract.dim and not (self._folder / f"{self._table_name}.lance").is_dir():
@@ -170,11 +171,6 @@ class LanceTable(Destination):
         merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
         merge.execute(self._rows(batch))
         self._changed = True
-
-    def _check_folder(self) -> None:
-        there = next(each for each in (self._folder.absolute(), *self._folder.absolute().parents) if each.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise OutputError(f"{self.name} can't be written: {there} is no folder, or permission is denied")
 
     def _opened(self, contract: Contract) -> Any:
         # Another program may have written since: what it added would be doubled.

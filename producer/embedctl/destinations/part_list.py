@@ -12,7 +12,19 @@ from embedctl.destinations.place import MANIFEST, Place
 from embedctl.destinations.right import overtaken
 from embedctl.store import DrainState, JobStatus, PartFacts
 from embedctl.store.drains import Drains, first_part, part_name, part_names, retry_part_name
-from embedctl_config.errors import OutputError
+from embedctl_config.errors import OutputError, UnusableOutput
+
+
+def check_own(place: Place, name: str, job_id: str | None) -> None:
+    """Raise UnusableOutput unless a file at a place for parts is of this job."""
+    try:
+        found: Mapping[str, Any] = json.loads(place.read(name)) if name == MANIFEST else footer_of(place.source(name))
+        owner = str(found.get("job", ""))
+    except (ValueError, TypeError, AttributeError):
+        owner = ""  # it does not say
+    if owner != job_id:
+        of = f"job {owner}" if owner else "something else"
+        raise UnusableOutput(f"{place.name} holds {name} of {of}: choose another folder")
 
 
 class PartList:
@@ -30,19 +42,8 @@ class PartList:
             self.check_own(name)
 
     def check_own(self, name: str) -> None:
-        """Raise OutputError unless a file at the place is of this job."""
-        try:
-            found: Mapping[str, Any] = (
-                json.loads(self._place.read(name)) if name == MANIFEST else footer_of(self._place.source(name))
-            )
-            owner = str(found.get("job", ""))
-        except (ValueError, TypeError, AttributeError):
-            owner = ""  # it does not say
-        if owner != self._job_id:
-            raise OutputError(
-                f"{self._place.name} holds {name} of {f'job {owner}' if owner else 'something else'}: choose another "
-                "folder"
-            )
+        """Raise UnusableOutput unless a file at the place is of this job."""
+        check_own(self._place, name, self._job_id)
 
     def numbers(self) -> Numbers | None:
         """How the parts store vectors; None if there is none."""

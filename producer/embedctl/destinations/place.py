@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.chunk_files.place import plain_errors
-from embedctl.destinations.unfinished import digest_of, locked, part_of
+from embedctl.destinations.unfinished import check_folder, digest_of, locked, part_of
 from embedctl_config import durable
-from embedctl_config.errors import MissingExtra, OutputError, SettingsError
+from embedctl_config.errors import MissingExtra, OutputError, SettingsError, UnusableOutput
 
 MANIFEST = "manifest.json"
 _PARTS = re.compile(r"part-(retry-)?\d{6,}\.parquet")
@@ -31,7 +30,7 @@ class Place(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Check beforehand that it can be written, as far as that costs nothing; OutputError says why not."""
+        """Check beforehand that it can be written, as far as that can be seen; UnusableOutput says why not."""
 
     @abstractmethod
     def locked(self) -> AbstractContextManager[None]:
@@ -88,11 +87,7 @@ class PartsFolder(Place):
         self.name = str(self.path)
 
     def check(self) -> None:
-        folder = self.path if self.path.exists() else self.path.parent
-        if not folder.is_dir():
-            raise OutputError(f"{self.path} can't be made: {folder} is no folder")
-        if not os.access(folder, os.W_OK):
-            raise OutputError(f"{self.path} can't be written: permission denied")
+        check_folder(self.path if self.path.exists() else self.path.parent, self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -154,8 +149,10 @@ class PartsBucket(Place):
         return s3fs.S3FileSystem(use_listings_cache=False)
 
     def check(self) -> None:
-        with plain_errors():
-            _ = self._files
+        try:
+            self.listed()
+        except OSError as error:
+            raise UnusableOutput(f"{self.name} can't be used: {error.strerror or error}") from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:

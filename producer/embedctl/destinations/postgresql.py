@@ -215,8 +215,6 @@ class PostgresTable(Destination):
             query = sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)')
             facts = self._number, self._contract.text, self._contract.digest
             cursor.execute(query.format(self._contracts), facts)
-        else:
-            return False
         self._check_columns(cursor)
         return holds_rows
 
@@ -271,10 +269,9 @@ class PostgresTable(Destination):
         ).fetchall()
         types: dict[str, str] = {name: kind.rpartition(".")[2] for name, kind in rows}
         self._check_ids(types.get("id", "none"))
-        if not self._contract.dim:
-            return
-        kind = self._type_name
-        expected = {"source": ("bytea",), "embedding": (f"{kind}({self._contract.dim})", kind)}
+        kind, dim = self._type_name, self._contract.dim
+        sized = f"{kind}({dim})" if dim else types.get("embedding", "")  # any length, while that is not known
+        expected = {"source": ("bytea",), "embedding": (sized, kind) if sized.startswith(kind) else (kind,)}
         for name, allowed in expected.items():
             if types.get(name) not in allowed:
                 raise OutputError(

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,7 @@ class Gathered:
     chunks: list[ChunkVectors] = field(default_factory=list)
     rows: int = 0
     size: int = 0
+    _vectors: Stored | None = None  # of the last batch, in memory that the next one takes
 
     def add(self, chunk: ChunkVectors) -> None:
         self.chunks.append(chunk)
@@ -94,14 +95,14 @@ class Gathered:
             self.size += sum(len(str(each)) for each in chunk.kept)
 
     def taken(self, most_bytes: int) -> Iterator[Batch]:
-        """All that is gathered, in batches of about so many bytes; nothing is left then. InputError: a record has no
-        id, or an id occurs twice."""
+        """All that is gathered, in batches of about so many bytes; nothing is left then. Their vectors are there until
+        the next call. InputError: a record has no id, or an id occurs twice."""
         parts = [part for chunk in self.chunks if len(part := self._rows(chunk))]
         pieces = -(-self.size // most_bytes)
         self.chunks, self.rows, self.size = [], 0, 0
         if not parts:
             return
-        whole = _joined(parts)
+        whole = self._joined(parts)
         _refuse_twice(whole)
         rows_of_each = -(-len(whole) // max(1, pieces))
         for first in range(0, len(whole), rows_of_each):
@@ -112,8 +113,10 @@ class Gathered:
         if self.left_out is not None:
             good &= ~self.left_out.among(chunk.positions)
         rows = np.flatnonzero(good)
-        vectors = _cast(chunk.vectors if good.all() else chunk.vectors[rows], self.contract.dtype)
-        if not _all_finite(vectors):
+        exact = chunk.vectors if good.all() else chunk.vectors[rows]
+        with np.errstate(over="ignore"):  # what overflows is refused by name
+            vectors: Stored = exact.astype(self.contract.dtype, copy=False)
+        if not _all_fit(exact, vectors.dtype):
             fits = np.isfinite(vectors).all(axis=1)
             for row, label in zip(rows[~fits].tolist(), self._ids(chunk, rows[~fits]), strict=True):
                 what = f"overflows {self.contract.dtype}" if np.isfinite(chunk.vectors[row]).all() else "is not finite"
@@ -128,6 +131,18 @@ class Gathered:
             chunk.positions[rows],
         )
 
+    def _joined(self, parts: list[Batch]) -> Batch:
+        first, rows = parts[0], sum(map(len, parts))
+        if self._vectors is None or len(self._vectors) < rows:  # new memory costs more than the copy
+            self._vectors = np.empty((rows, first.vectors.shape[1]), first.vectors.dtype)
+        return Batch(
+            [label for part in parts for label in part.ids],
+            np.concatenate([part.vectors for part in parts], out=self._vectors[:rows]),
+            None if first.sources is None else [source for part in parts for source in part.sources or ()],
+            None if first.kept is None else [fields for part in parts for fields in part.kept or ()],
+            np.concatenate([part.positions for part in parts if part.positions is not None]),
+        )
+
     def _ids(self, chunk: ChunkVectors, rows: npt.NDArray[np.int64]) -> Sequence[RecordId]:
         positions = chunk.positions[rows].tolist()
         if self.positions_for:
@@ -138,27 +153,12 @@ class Gathered:
         return self.held(cast("list[RecordId]", found))
 
 
-def _cast(vectors: Vectors, dtype: str) -> Stored:
-    with np.errstate(over="ignore"):  # what overflows is refused by name
-        return vectors.astype(dtype, copy=False)
-
-
-def _all_finite(vectors: Stored) -> bool:
-    """Whether no component is infinite or NaN, as the sums tell, which are soon made; perhaps False where all are
-    finite, and a sum overflows."""
+def _all_fit(vectors: Vectors, dtype: np.dtype[Any]) -> bool:
+    """Whether no component is NaN, or infinite in this type, as the sum of all squares tells, which is soon made;
+    perhaps False where all are finite, and the sum is too large."""
+    numbers = vectors.ravel()
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(vectors.sum(axis=1, dtype=np.float32)).all())
-
-
-def _joined(parts: list[Batch]) -> Batch:
-    first = parts[0]
-    return Batch(
-        [label for part in parts for label in part.ids],
-        np.concatenate([part.vectors for part in parts]),
-        None if first.sources is None else [source for part in parts for source in part.sources or ()],
-        None if first.kept is None else [fields for part in parts for fields in part.kept or ()],
-        np.concatenate([part.positions for part in parts if part.positions is not None]),
-    )
+        return bool(float(np.dot(numbers, numbers)) < float(np.finfo(dtype).max) ** 2)
 
 
 def _refuse_twice(batch: Batch) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from embedctl_config import durable, locks
-from embedctl_config.errors import OutputError
+from embedctl_config.errors import OutputError, UnusableOutput
 
 #: Characters that JSON does not escape in strings, in UTF-8: DEL, the controls of ISO 6429, and Unicode's line ends and
 #: direction marks. A line may be printed on a terminal.
@@ -21,6 +21,18 @@ _UNSAFE = re.compile(
 
 #: A line may have 20 kB.
 _BUFFER_BYTES = 1024 * 1024
+
+
+def check_folder(folder: Path, what: object) -> None:
+    """Raise UnusableOutput unless files of a destination, which is called `what`, can be made in a folder; OutputError
+    if its disk is full."""
+    if not folder.is_dir():
+        raise UnusableOutput(f"{what} can't be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise UnusableOutput(f"{what} can't be written: permission denied in {folder}")
+    room = os.statvfs(folder)
+    if room.f_blocks and not room.f_bavail:  # some file systems tell neither
+        raise OutputError(f"{what} can't be written: the disk of {folder} is full")
 
 
 def part_of(path: Path) -> Path:

@@ -173,6 +173,14 @@ def submit(
     return Job(job.id, broker, sealed_with=chunks)
 
 
+def begun_before(broker: Broker, options: SubmitOptions) -> str | None:
+    """The id of the job that a submission with these options goes on with; None if it makes a new one."""
+    if options.resume is not None:
+        return broker.jobs.resolve(options.resume)
+    spec = job_spec(broker, options)
+    return None if spec.idempotency_key is None else broker.jobs.with_key(spec.idempotency_key, spec.tenant)
+
+
 def _as_begun(broker: Broker, options: SubmitOptions) -> SubmitOptions:
     """The options, with digests if a job to resume has them: it may be resumed by any producer, and those on the
     command line ask for digests, while others may not."""

@@ -36,7 +36,7 @@ from embedctl.store.quotas import Quotas
 from embedctl.store.reading import Event
 from embedctl.store.scripts import ScriptCall
 from embedctl.store.workers import GoneWorker, Offer, Offered
-from embedctl_config import keys
+from embedctl_config import keys, tenants
 from embedctl_config.errors import GatewayUnavailable, JobNotFound, SettingsError
 from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_config.settings import NOT_BY_GATEWAY, Settings
@@ -89,17 +89,24 @@ class RemoteJobs(JobStore):
         self.drains = RemoteDrains(connection, self)
         #: The offer of the live workers that would take the job that was specified last.
         self.offers: dict[Offered, Offer] = {}
+        #: The jobs that the idempotency keys of specified jobs have found.
+        self._found: dict[str | None, str | None] = {}
 
     def spec(self, options: Mapping[str, Any]) -> JobSpec:
         """The specification that the gateway would give a job with these options; raises SettingsError if one is
         wrong."""
         told = self._ask("POST", "jobs", {**options, "dry_run": True}).fields
         spec, offer = JobSpec(**told["spec"]), told["offer"]
+        self._found[spec.idempotency_key] = told["id"]
         self.offers = {}
         if offer is not None:
             known = {**offer, "prompts": None, "fingerprints": frozenset(offer["fingerprints"])}
             self.offers[spec.hardware, spec.model, spec.precision] = Offer(**known)
         return spec
+
+    def with_key(self, idempotency_key: str, tenant: str = tenants.DEFAULT) -> str | None:
+        """As the gateway has found it when the job was specified."""
+        return self._found.get(idempotency_key)
 
     def create(self, spec: JobSpec) -> tuple[str, bool]:
         """A job without an idempotency key gets one of its own: if the answer is lost, the next call finds the job."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -19,10 +21,12 @@ from embedctl.cli import main
 from embedctl.corpus import unique
 from embedctl.corpus.digests import as_rows
 from embedctl.destinations import keyed
+from embedctl.destinations.formats import check_output
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.loop import Delivered, RefusedRecord, ignore, run
 from embedctl.destinations.numbers import OutputType
+from embedctl.destinations.place import place_of
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.rows import Options, Rows
 from embedctl.destinations.urls import parse_url
@@ -35,6 +39,7 @@ from embedctl_config.errors import (
     OtherContract,
     OutputError,
     SettingsError,
+    UnusableOutput,
 )
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
@@ -436,6 +441,30 @@ def test_a_database_that_lost_what_it_acknowledged_is_an_error(monkeypatch: pyte
     monkeypatch.setattr(table, "write", lambda rows: None)
     with pytest.raises(OutputError, match=r"does not hold what it has acknowledged.*'a'"):
         delivered(table, Results(*chunks(["a"])))
+
+
+@pytest.mark.parametrize("where", ["v.npy", "parts/", "lancedb:{}/db?table=t"])
+def test_a_full_disk_and_a_folder_that_may_not_be_written_are_seen_beforehand(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> None:
+        if where.startswith("lancedb"):
+            need("lancedb")
+            destination_of(where.format(tmp_path), Settings()).open(None)
+        elif where.endswith("/"):
+            place_of(str(tmp_path / where)).check()
+        else:
+            check_output(tmp_path / where)
+
+    check()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        with pytest.raises(UnusableOutput, match="permission denied"):
+            check()
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_blocks=9, f_bavail=0))
+    with pytest.raises(OutputError, match="is full") as full:
+        check()
+    assert full.value.exit_code == 1
 
 
 def test_options() -> None:
