@@ -29,6 +29,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "jobs": ("redis_calls", "recovery", "submit_rate", "submit_latency", "small_jobs"),
     "outputs": ("drain",),
     "destinations": ("destinations",),
+    "sync_scale": ("sync_scale",),
     "turns": ("cost_of_turns",),
     "service_scale": ("service_scale",),
     "hostile": ("hostile", "hostile_kinds"),

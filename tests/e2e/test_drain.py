@@ -437,9 +437,24 @@ def test_a_part_under_a_taken_name_is_not_replaced(bucket: Any) -> None:
             place.scratch("part-000000.parquet").write_bytes(content)
             if content == b"first":
                 place.publish("part-000000.parquet")
+                assert not place.scratch("part-000000.parquet").exists()
         with pytest.raises(FileExistsError):
             place.publish("part-000000.parquet")
-    assert place.read("part-000000.parquet") == b"first"
+        assert place.read("part-000000.parquet") == b"first"
+        place.publish("part-000000.parquet", replace=True)
+    assert place.read("part-000000.parquet") == b"second"
+
+
+def test_a_part_that_the_store_damages_is_not_taken_for_durable(
+    job: Job, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(PartsBucket, "digest", lambda *_: ("0" * 64, 1))
+        with pytest.raises(OutputError, match=r"part-000000.parquet is not what was sent"):
+            job.deliver(PLACE)
+    assert len(results_in_redis(job)) == CHUNKS
+    job.deliver(PLACE)
+    assert results_in_redis(job) == set()
 
 
 def test_other_urls_are_refused() -> None:

@@ -24,7 +24,7 @@ from embedctl.destinations.formats import FORMATS, check_output, format_of, with
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.keyed import deliver, release
 from embedctl.destinations.loop import Callbacks, Delivered, Refused
-from embedctl.destinations.numbers import Numbers, OutputType, load_ranges
+from embedctl.destinations.numbers import Numbers, OutputType, load_ranges, numbers_of
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import destination_of, is_database
 from embedctl.jobs.enqueue import begun_before
@@ -105,7 +105,7 @@ class Destination:
         sense without another, or two exclude each other. SettingsError, MissingExtra, OutputError: the ranges can't be
         read, or the database can't be used."""
         path, duplicates, output_type, ranges, no_clobber = map(given.pop, _NAMES)
-        numbers = _numbers(output_type, ranges)
+        numbers = numbers_of(output_type, None if ranges is None else load_ranges(ranges))
         if isinstance(path, DatabaseUrl):
             if no_clobber or ranges is not None:
                 raise click.UsageError("--no-clobber and --ranges are for files: omit them.")
@@ -240,11 +240,3 @@ class Destination:
         if not isinstance(self.path, Place):
             return str(self.path)
         return self.path.path_of("") + ("" if self.numbers is None else f" --output-type {self.numbers.kind}")
-
-
-def _numbers(output_type: str | None, ranges: Path | None) -> Numbers | None:
-    if ranges is not None and output_type != OutputType.INT8:
-        raise click.UsageError("--ranges is for --output-type int8")
-    if output_type is None:
-        return None
-    return Numbers(OutputType(output_type), None if ranges is None else load_ranges(ranges))

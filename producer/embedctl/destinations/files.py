@@ -15,7 +15,7 @@ from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_t
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, RefusedRecord, Taker, run
-from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, ranges_of
+from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, agreed, ranges_of
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer
 from embedctl.store import JobStatus
@@ -85,7 +85,10 @@ def fetch(
     if answers is not None:
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
-    from_parts, numbers = _taken_from_parts(numbers, stored), _agreed(job, numbers, stored)
+    from_parts = _taken_from_parts(numbers, stored)
+    if stored.kind is not OutputType.FLOAT32:
+        numbers = agreed(numbers, stored, job.id, restores=True)
+    numbers = numbers or FLOAT32
     refuse_numbers(path, chosen, numbers, stored)
     if is_stdout(path) and chosen not in ("jsonl", BATCH_FORMAT):
         raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
@@ -139,24 +142,6 @@ def _answers(job: Readable, chosen: str, *, guessed: bool, requests: ReadRequest
             "requests are for the answers to a batch file: leave out --input-file (requests= in Python)"
         )
     return None
-
-
-def _agreed(job: Readable, numbers: Numbers | None, stored: Numbers) -> Numbers:
-    """How vectors are written of which some are in parts."""
-    if numbers is None or stored.kind is OutputType.FLOAT32:
-        return numbers or stored
-    if numbers.kind is OutputType.FLOAT32:
-        if stored.kind is OutputType.UBINARY:
-            raise SettingsError(f"job {job.id} was drained as ubinary, and float32 can't be restored from that")
-        return numbers
-    if numbers.kind is not stored.kind:
-        raise SettingsError(
-            f"job {job.id} was drained as {stored.kind}: omit the output type {numbers.kind}, or choose float32 to "
-            "have the vectors restored"
-        )
-    if numbers.ranges is not None and not numbers.has_ranges_of(stored):
-        raise SettingsError(f"job {job.id} was drained with other ranges: omit the ranges")
-    return stored
 
 
 def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[str]:

@@ -108,12 +108,6 @@ class Numbers:
         kind = OutputType(facts.get("output_type", OutputType.FLOAT32))
         return cls(kind, None if ranges is None else np.array(ranges, np.float32))
 
-    def has_ranges_of(self, stored: Numbers) -> bool:
-        """Whether these numbers, of the same type, have the same ranges."""
-        return np.array_equal(
-            [] if self.ranges is None else self.ranges, [] if stored.ranges is None else stored.ranges
-        )
-
     def _as_int8(self, vectors: Vectors) -> npt.NDArray[np.int8]:
         assert self.ranges is not None
         if self.ranges.shape[1] != vectors.shape[1]:
@@ -153,6 +147,23 @@ def numbers_of(output_type: str | None, ranges: npt.ArrayLike | None = None) -> 
     if kind is not OutputType.INT8:
         raise SettingsError(f"ranges are for the output_type int8, and not for {kind}")
     return Numbers(kind, _checked_ranges(np.asarray(ranges), "ranges"))
+
+
+def agreed(wanted: Numbers | None, stored: Numbers, job_id: str, *, restores: bool) -> Numbers:
+    """How vectors of a job are written if parts store some of them so already: like these, unless float32 is wanted,
+    and the vectors may be restored. SettingsError: something else is wanted."""
+    if wanted is None:
+        return stored
+    if restores and wanted.kind is OutputType.FLOAT32:
+        if stored.kind is OutputType.UBINARY:
+            raise SettingsError(f"job {job_id} was drained as ubinary, and float32 can't be restored from that")
+        return wanted
+    if wanted.kind is not stored.kind:
+        more = ", or choose float32 to have the vectors restored" if restores else ""
+        raise SettingsError(f"job {job_id} was drained as {stored.kind}: omit the output type {wanted.kind}{more}")
+    if wanted.ranges is not None and not np.array_equal(wanted.ranges, [] if stored.ranges is None else stored.ranges):
+        raise SettingsError(f"job {job_id} was drained with other ranges: omit the ranges")
+    return stored
 
 
 def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> tuple[Vectors, int]:

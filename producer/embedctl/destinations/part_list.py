@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from embedctl.destinations.numbers import Numbers, OutputType
+from embedctl.destinations.numbers import Numbers
 from embedctl.destinations.part import footer_of, rows_of_chunks
 from embedctl.destinations.place import MANIFEST, Place
 from embedctl.destinations.right import overtaken
@@ -63,30 +63,15 @@ class PartList:
         self._place.remove(name)
         self._place.publish(name)
 
-    def records(self, status: JobStatus) -> int:
-        """How many records of the corpus are in the parts; those that were retried or repaired count once."""
-        facts = list(self._facts())
-        of_corpus = [(name, each) for name, each in facts if each.last >= each.first]
-        end = status.original_chunks or status.chunks
-        later = dict[int, int]()  # in a part of retried records: what was repaired, or was done behind a gap
-        for name, each in facts:
-            if each.last < each.first:
-                later.update((chunk, rows) for chunk, rows in self._rows(name) if chunk < end)
-        for name, each in of_corpus:
-            if any(each.first <= chunk <= each.last for chunk in later):
-                for chunk, _ in self._rows(name):
-                    later.pop(chunk, None)
-        return sum(each.records for _, each in of_corpus) + sum(later.values())
-
-    def refused(self, numbers: Numbers) -> int:
-        """How many records have a vector that these numbers could not hold, in all parts."""
-        if numbers.kind is not OutputType.FLOAT16:
-            return 0
-        footers = (footer_of(self._place.source(name)) for name in part_names(self._state()))
-        return sum(footer.get("refused", 0) for footer in footers)
-
-    def _rows(self, name: str) -> list[tuple[int, int]]:
-        return [(chunk, rows) for chunk, _, rows in rows_of_chunks(footer_of(self._place.source(name)))]
+    def counts(self, status: JobStatus) -> tuple[int, int]:
+        """How many records of the corpus are in the parts, where those that were retried or repaired count once; and
+        how many of all have a vector that the parts' numbers could not hold."""
+        end, rows, refused = status.original_chunks or status.chunks, dict[int, int](), 0
+        for name in part_names(self._state()):
+            footer = footer_of(self._place.source(name))
+            rows |= {chunk: count for chunk, _, count in rows_of_chunks(footer) if chunk < end}
+            refused += footer["refused"]
+        return sum(rows.values()), refused
 
     def sum_up(self, status: JobStatus, numbers: Numbers, fingerprint: str) -> list[str]:
         """Write the manifest, when everything else is there; returns the full names of all files, this one last.

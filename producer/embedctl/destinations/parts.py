@@ -10,7 +10,7 @@ from embedctl.destinations.draining import Drain
 from embedctl.destinations.held import Taken
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import BeginAgain, Callbacks, Delivered, RefusedRecord
-from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
+from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, agreed, ranges_of
 from embedctl.destinations.parquet import KeptColumns
 from embedctl.destinations.part import OpenPart
 from embedctl.destinations.part_list import PartList
@@ -107,8 +107,9 @@ class _Parts(Drain[OpenPart]):
     def end(self) -> None:
         self._release()
         status = self._source.status
-        self.done.failed, self.done.refused = status.failed, self._list.refused(self._numbers)
-        self.done.written = self._list.records(status) - status.failed - self.done.refused
+        records, refused = self._list.counts(status)
+        self.done.failed, self.done.refused = status.failed, refused
+        self.done.written = records - status.failed - refused
 
     def close(self) -> None:
         self.done.files = self._list.sum_up(self._source.status, self._numbers, self._about().fingerprint)
@@ -122,20 +123,13 @@ class _Parts(Drain[OpenPart]):
 
     def _agreed(self, wanted: Numbers | None) -> Numbers:
         """How all parts store vectors: as the first one does, or, before there is one, as the caller wants it.
-        OutputError: the caller wants something else, or there are too few vectors for ranges."""
+        SettingsError: the caller wants something else. OutputError: there are too few vectors for ranges."""
         stored = self._list.numbers()
         if stored is None:
             wanted = wanted or FLOAT32
             needs_ranges = wanted.kind is OutputType.INT8 and wanted.ranges is None
             return Numbers(wanted.kind, self._ranges()) if needs_ranges else wanted
-        there = f"{self._name} holds parts of job {self._job_id}"
-        if wanted is not None and wanted.kind is not stored.kind:
-            raise OutputError(
-                f"{there} in {stored.kind}, and all its parts have one type: omit the output type {wanted.kind}"
-            )
-        if wanted is not None and wanted.ranges is not None and not wanted.has_ranges_of(stored):
-            raise OutputError(f"{there} with other ranges, and all its parts have the same ones: omit the ranges")
-        return stored
+        return agreed(wanted, stored, self._job_id, restores=False)
 
     def _ranges(self) -> Vectors:
         """The ranges of the first records. The first part fixes them for all drains to come."""

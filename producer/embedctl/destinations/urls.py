@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from embedctl_config.errors import SettingsError
 
@@ -19,7 +19,6 @@ class DestinationUrl:
 
     text: str
     scheme: str
-    user: str
     address: str
     path: str
     query: Mapping[str, str]
@@ -56,8 +55,7 @@ def parse_url(text: str, *, password_fix: str, user_is_allowed: bool = False) ->
     except ValueError:
         raise SettingsError("-o can't be read as a URL; `embedctl destinations` shows the forms") from None
     before, at, address = parts.netloc.rpartition("@")
-    user, colon, _ = before.partition(":")
-    if colon or (at and not user_is_allowed) or any(name.lower() in _SECRETS for name, _ in query):
+    if ":" in before or (at and not user_is_allowed) or any(name.lower() in _SECRETS for name, _ in query):
         raise SettingsError(
             f"the URL of -o holds a password or a key, which others can read in the list of processes: leave it out, "
             f"and {password_fix}"
@@ -67,4 +65,4 @@ def parse_url(text: str, *, password_fix: str, user_is_allowed: bool = False) ->
     names = [name for name, _ in query]
     if len(set(names)) < len(names):
         raise SettingsError("the URL of -o has an option twice: leave one of them out")
-    return DestinationUrl(text, parts.scheme.lower(), unquote(user), address, parts.path, dict(query))
+    return DestinationUrl(text, parts.scheme.lower(), address, parts.path, dict(query))

@@ -12,7 +12,7 @@ import pytest
 
 from embedctl.destinations.formats import check_output
 from embedctl.destinations.npy import NpyWriter
-from embedctl.destinations.numbers import Numbers, OutputType, load_ranges, ranges_of
+from embedctl.destinations.numbers import Numbers, OutputType, agreed, load_ranges, ranges_of
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import no_records
@@ -57,8 +57,7 @@ def test_what_is_restored_gives_the_same_numbers_again(scale: float) -> None:
         assert restored.dtype == np.float32
         np.testing.assert_array_equal(numbers.of(restored), stored)
         again = Numbers.of_facts(json.loads(json.dumps(numbers.facts(20))))
-        assert again.kind is numbers.kind
-        assert again.has_ranges_of(numbers)
+        assert agreed(again, numbers, "j", restores=False) is numbers
     every = np.arange(-128, 128, dtype=np.int8)[:, None].repeat(20, axis=1)
     every[:, 3] = -128
     np.testing.assert_array_equal(int8.of(int8.restored(every, 20)), every)
