@@ -216,8 +216,8 @@ def test_a_run_into_a_folder_in_int8(embedctl: RunEmbedctl, start_worker: StartW
     embedctl("fetch", job, "-o", "v.npy", status=0)
     np.testing.assert_array_equal(np.load(short_folder / "v.npy"), numbers.of(reference(texts)))
     again = embedctl("fetch", job, "-o", "out/", "--output-type", "float32", **small)
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
-    assert f"holds parts of job {job} in int8" in again.stderr
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert f"job {job} was drained as int8: omit the output type float32" in again.stderr
     assert embedctl("fetch", job, "-o", "out/", **small).returncode == 0
     refused = embedctl("fetch", job, "-o", "v.jsonl")
     assert (refused.returncode, "have them restored with" in refused.stderr) == (2, True)
