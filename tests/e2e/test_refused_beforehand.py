@@ -43,9 +43,9 @@ def test_a_table_of_another_model_or_of_other_columns(request: pytest.FixtureReq
         other = here.embedctl(command, "c.jsonl", "--class", "dummy", "--prompt", "q: ", "-o", table.url, status=65)
         assert "is bound to vectors of" in other.stderr
     if isinstance(table, Postgres):
-        table.connection.execute(f"DROP TABLE {table.table}; CREATE TABLE {table.table} (id bigint PRIMARY KEY)")
+        table.connection.execute(f"DROP TABLE {table.table}; CREATE TABLE {table.table} (id text PRIMARY KEY)")
         others = here.embedctl("submit", "c.jsonl", "-o", table.url, status=1)
-        assert "needs a column id of the type text" in others.stderr
+        assert "needs a column source of the type bytea" in others.stderr
     assert job_ids(here) == []
 
 
