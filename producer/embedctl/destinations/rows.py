@@ -21,10 +21,12 @@ from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import InputError, OutputError, SettingsError
-from embedctl_config.record_ids import IdType, RecordId, to_wire
+from embedctl_config.record_ids import IdType, RecordId
 
 T = TypeVar("T")
 
+#: About how many bytes an id takes that is no text.
+_NUMBER = 8
 #: Records that are looked for at the end, and of each batch.
 _SAMPLE, _OF_EACH = 100, 10
 
@@ -90,7 +92,8 @@ class Gathered:
     def add(self, chunk: ChunkVectors) -> None:
         self.chunks.append(chunk)
         self.rows += len(chunk.positions)
-        self.size += chunk.vectors.nbytes + sum(len(to_wire(label)) for label in chunk.ids if label is not None)
+        self.size += chunk.vectors.nbytes
+        self.size += sum(len(label) if isinstance(label, str) else _NUMBER for label in chunk.ids)
         if self.keeps and chunk.kept is not None:
             self.size += sum(len(str(each)) for each in chunk.kept)
 
