@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from typing import Any
 
 from benchmarks.ours.service import DUMMY, Figures, Service, service
 
@@ -20,13 +22,16 @@ _CHUNK, _TEXTS = 16, 10_000
 _PATIENCE_S = 120.0
 
 
-def poison(*, seconds: float = 15.0, batch_s: float = 0.1, only: str = "") -> Figures:
+def poison(*, seconds: float = 15.0, batch_s: float = 0.1, token_budget: int = 0, only: str = "") -> Figures:
     """The rate of a tenant's job beside another one's job of 10,000 texts, some of which kill workers, as a part of its
     rate beside the same job where none does; and how long it takes until the first such text is found.
 
-    A host has two workers under `embedctl up`. A rate is measured for so many seconds after the first death.
+    A host has two workers under `embedctl up`. A rate is measured for so many seconds after the first death. With a
+    small `token_budget`, no chunks are encoded together, as on a GPU; with `only`, one case is measured.
     """
-    harmless, _ = _beside([_texts({})], seconds, batch_s)
+    backend = {"backend": "dummy", "options": {"dim": 16, "seconds_per_batch": batch_s, "poison": True}}
+    classes = {DUMMY: {**backend, "token_budget": token_budget}}
+    harmless, _ = _beside([_texts({})], seconds, classes)
     found: Figures = {"beside harmless texts, records/s": harmless}
     for name, jobs in {
         **{word: [_texts({40: word})] for word in _WORDS},
@@ -35,7 +40,7 @@ def poison(*, seconds: float = 15.0, batch_s: float = 0.1, only: str = "") -> Fi
     }.items():
         if only and name != only:
             continue
-        rate, found_s = _beside(jobs, seconds, batch_s)
+        rate, found_s = _beside(jobs, seconds, classes)
         found |= {f"{name}: rate / rate beside harmless texts": rate / harmless, f"{name}: found after, s": found_s}
     return found
 
@@ -45,9 +50,8 @@ def _texts(bad: dict[int, str]) -> list[str]:
     return [f"a text {bad.get(at, '')}" for at in range(_TEXTS)]
 
 
-def _beside(bad: list[list[str]], seconds: float, batch_s: float) -> tuple[float, float]:
+def _beside(bad: list[list[str]], seconds: float, classes: Mapping[str, Any]) -> tuple[float, float]:
     """Records/s of a job beside another tenant's jobs of these texts, and the seconds until a text has failed."""
-    classes = {DUMMY: {"backend": "dummy", "options": {"dim": 16, "seconds_per_batch": batch_s, "poison": True}}}
     with service(classes=classes) as of, ExitStack() as stack:
         broker = stack.enter_context(closing(Broker.connect(of.settings)))
         for cpu in range(2):

@@ -392,6 +392,9 @@ died = _of_each("embed:died:", _PRODUCER, _WORKER, _MONITOR)
 #: String: the watched job whose chunks a worker instance has, since when, and one that waits for the worker.
 watched = _of_each("embed:watched:", _PRODUCER, _WORKER)
 
+#: Hash: what deaths of a queue's workers say of a tenant's jobs, as the fields of a job say it of that job.
+faults = _of_each("embed:faults:", _PRODUCER, _WORKER)
+
 #: Hash: worker instances of one machine → process. Other processes of that machine can see which of them run.
 machine = _of_each("embed:machine:", _PRODUCER, _WORKER)
 

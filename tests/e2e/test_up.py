@@ -35,7 +35,9 @@ from tests.support.jobs import assert_encoded, owners, reference
 from tests.support.limits import settings_of
 from tests.support.processes import children, free_ports, is_running
 from tests.support.redis_server import as_user
+from tests.support.store import members, score
 from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.workers import deaths, kept_alive
 
 #: A word of every record, to be looked for where it must not be.
 WORD = "zanzibar"
@@ -230,14 +232,37 @@ def test_texts_that_kill_are_found_in_quarantine_while_another_tenant_is_served(
     good = [at for at in range(len(texts)) if at not in bad]
     np.testing.assert_array_equal(job.vectors()[good], reference([texts[at] for at in good]))
 
-    deaths = [line for line in up.lines() if line["level"] == "ERROR"]
-    assert all(" in hand; starting it again at once" in str(line["message"]) for line in deaths)
-    apart = [line for line in deaths if ":quarantine" in str(line["worker"])]
+    died = [line for line in up.lines() if line["level"] == "ERROR"]
+    assert all(" in hand; starting it again at once" in str(line["message"]) for line in died)
+    apart = [line for line in died if ":quarantine" in str(line["worker"])]
     # A text kills an ordinary worker once at most; from then on its job is distrusted, or the chunk suspect.
     assert len(apart) == 2
-    assert 1 <= len(deaths) - len(apart) <= len(bad)
+    assert 1 <= len(died) - len(apart) <= len(bad)
     assert up.stop() == 0
     assert not any(map(is_running, started))
+
+
+@pytest.mark.slow
+def test_when_up_is_killed_others_take_what_may_kill_and_lose_nothing(here: Here, start_up: StartUp) -> None:
+    texts = [f"text {i} {'crash-encoder' if i in (1, 4) else ''}" for i in range(8)]
+    up = start_up("--class", "poison")
+    up.wait_ready("poison")
+    job = enqueue_embeddings(texts, tenant="a", hardware="poison", chunk_size=2, settings=here.settings)
+    awaited = keys.queue_quarantine(keys.queue("poison", "dummy"))
+    eventually(lambda: job.status().deaths and here.raw.zcard(awaited), what="a death, and a promise of a quarantine")
+    up.process.kill()  # its workers are told by the kernel
+    up.process.wait()
+    until_ms = max(score(here.raw, awaited, each) for each in members(here.raw, awaited))
+    assert until_ms - here.broker.connection.now_ms() <= 1000 * keys.HEARTBEAT_TTL_S
+    with kept_alive(here.start_worker, 1) as workers:
+        while not job.status().state.ended:
+            single = enqueue_embeddings(["harmless"], tenant="b", hardware="poison", settings=here.settings)
+            assert single.wait(timeout=60).done == 1
+        assert {*deaths(workers)} == {-signal.SIGSEGV}
+    assert all(score(here.raw, awaited, each) <= until_ms for each in members(here.raw, awaited))
+    assert [(error.position, error.code) for error in job.errors()] == [(at, "crashed_worker") for at in (1, 4)]
+    good = [at for at in range(len(texts)) if at not in (1, 4)]
+    np.testing.assert_array_equal(job.vectors()[good], reference([texts[at] for at in good]))
 
 
 @pytest.mark.slow

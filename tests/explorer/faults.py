@@ -166,7 +166,7 @@ FAULTS: dict[str, Fault] = {
     "one worker has two watched jobs": Fault(
         "watched",
         "watched jobs are not in one worker together",
-        (InScript("claim", "if other and (other ~= ARGV[1] or is_over)", "if other and is_over"),),
+        (InScript("claim", "if other and (not is_same or is_over)", "if other and is_over"),),
     ),
     "what killed a worker is given to nobody": Fault(
         "quarantine",

@@ -19,7 +19,7 @@ from functools import partial
 from embedctl_config import keys, wire
 from tests.explorer.actors import Actor, Move, Run, Worker
 from tests.explorer.invariants import Violation, after_step, at_rest
-from tests.explorer.snapshots import TURNS, WATCHED, ScriptFault, Snapshot, lies_in_the_past
+from tests.explorer.snapshots import FAULTS, TURNS, WATCHED, ScriptFault, Snapshot, fields, lies_in_the_past
 from tests.explorer.world import Past, State, World
 
 #: The probability that a step of a random walk is a fault or a rare move.
@@ -144,6 +144,10 @@ class Machine:
             if view.number("watched_ms") > 1:
                 yield "the job is watched no longer", partial(World.watch_no_longer, job_id=view.job_id)
         for name, value in sorted(state.snapshot.items()):
+            if name.startswith(FAULTS):
+                for field in (b"distrusted_ms", b"watched_ms"):
+                    if int(fields(value).get(field, 0)) > 1:
+                        yield f"a tenant's {field.decode()} is over", partial(World.forgive, key=name, field=field)
             if name.startswith(WATCHED) and b" 1 " not in value and value.count(b" ") == 2:
                 who, (whose, _, waiting) = name.removeprefix(WATCHED).decode(), value[1:].decode().split(" ")
                 yield f"{who} was long a job's", partial(World.let_go, instance=who, job_id=whose, waiting=waiting)

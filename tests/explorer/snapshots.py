@@ -45,6 +45,7 @@ class Snapshot(dict[bytes, bytes]):
 
 TURNS = b"embed:turns:"
 WATCHED = keys.watched("").encode()
+FAULTS = keys.faults("").encode()
 #: Prefixes of keys that no decision in the explored world depends on.
 _UNTOLD = (
     *(b"embed:worker:", b"embed:machine:", b"embed:birth", b"embed:jobs"),
@@ -58,7 +59,8 @@ def _name_of(key: bytes) -> str:
         return "turns"
     if key.startswith(WATCHED):
         return "watched"
-    return "job" if len(parts) == 3 and parts[1] == b"job" else parts[-1].decode()
+    is_job = (len(parts) == 3 and parts[1] == b"job") or key.startswith(FAULTS)  # both have the same fields
+    return "job" if is_job else parts[-1].decode()
 
 
 #: Leases and delays of the explored world (seconds). They are long because time passes only in explicit steps.

@@ -149,6 +149,10 @@ class World:
     def watch_no_longer(self, job_id: str) -> None:
         self._do("hset", keys.job(job_id), "watched_ms", 1)
 
+    def forgive(self, key: bytes, field: bytes) -> None:
+        """End the time in which a tenant is distrusted, or watched."""
+        self._do("hset", key, field, 1)
+
     def let_go(self, instance: str, job_id: str, waiting: str) -> None:
         """End the time in which a worker is a watched job's, and another one of them waits for it."""
         self._do("set", keys.watched(instance), f"{job_id} 1 {waiting}", keepttl=True)

@@ -54,19 +54,28 @@ local function has(id, wanted)
   return false
 end
 
--- Whether a worker may have chunks of the job now. Jobs that are watched are not in one worker together, so that its death
--- may tell whose text it was. One that no worker has has its turn once the other had its time.
+-- Whether a worker may have chunks of the job now. Jobs that are watched, and those of tenants that are, are not in one
+-- worker together, so that its death may tell whose text it was. One that no worker has has its turn once the other had its
+-- time; for as long, nothing is given of the other.
 local function may_have()
-  found.is_watched = false
-  if tonumber(redis.call('HGET', job, 'watched_ms') or 0) <= now then return true end
+  local is_watched = is_still(job, 'watched_ms')
+  if not is_watched and not is_still(faults(), 'watched_ms') then return true end
   local key = WATCHED .. instance
   local other, since, waiting = (redis.call('GET', key) or ''):match('^(%S+) (%d+) ?(%S*)$')
+  local is_same = other == ARGV[1]
+  if other and not is_same and not (is_watched and is_still(JOB .. other, 'watched_ms')) then
+    is_same = (redis.call('HGET', JOB .. other, 'tenant') or TENANT) == place.tenant
+  end
   local is_over = other and now - since > WATCHED_MS and waiting ~= '' and not has(waiting)
-  if other and (other ~= ARGV[1] or is_over) and has(other, instance) then
+  if other and (not is_same or is_over) and (has(other, instance) or (is_same and now - since < 2 * WATCHED_MS)) then
     if not has(ARGV[1]) then redis.call('SET', key, other .. ' ' .. since .. ' ' .. ARGV[1], 'KEEPTTL') end
     return false
   end
-  found.is_watched = other ~= ARGV[1] or is_over
+  if not is_same or is_over then
+    found.watched = now_text
+  elseif other ~= ARGV[1] then
+    found.watched = since .. ' ' .. waiting
+  end
   return true
 end
 
@@ -127,6 +136,7 @@ local function fresh()
   place.first = chunk
 end
 
+found.watched = nil
 if place.is_guarded and not is_apart and not may_have() then return {alike and 'other' or 'later'} end
 local chunk, input, known
 if alike then
@@ -154,7 +164,7 @@ local work = size_in(input) / 4
 if records > 0 and facts.work then work = struct.unpack('<I4', input, ROWS_AT + 1) * facts.work / records end
 work = math.max(1, math.floor(work))
 redis.call('HSET', owners, chunk, token .. ' ' .. instance .. ' ' .. work)
-if found.is_watched then redis.call('SET', WATCHED .. instance, ARGV[1] .. ' ' .. now_text, 'PX', WATCH_MS) end
+if found.watched then redis.call('SET', WATCHED .. instance, ARGV[1] .. ' ' .. found.watched, 'PX', WATCH_MS) end
 -- What was charged for chunks that have ended since the last claim was an estimate too.
 local owed = work + (facts.owed or 0)
 local written = {'claims', facts.claims + 1, 'next', place.first, 'turned_ms', now_text}
@@ -162,6 +172,10 @@ if facts.owed then written[7], written[8] = 'owed', string.format('%d', math.min
 if not facts.model_fingerprint then
   local at = #written
   written[at + 1], written[at + 2], written[at + 3], written[at + 4] = 'model_fingerprint', fingerprint, 'pinned_by', instance
+end
+-- What comes through quarantine counts for its tenant too.
+if is_apart and not facts.distrusted_ms and is_still(faults(), 'distrusted_ms') then
+  written[#written + 1], written[#written + 2] = 'distrusted_ms', 0
 end
 if facts.claims == '0' then written[#written + 1], written[#written + 2] = 'started_ms', now_text end
 progress(unpack(written))

@@ -5,13 +5,17 @@
 -- → ok | refused | mismatch <pinned> | missing
 local chunk, pinned = ARGV[2], facts.model_fingerprint
 
--- A distrusted job is trusted again after so many chunks that came through quarantine, with no row that killed a worker.
+-- A distrusted job or tenant is trusted again after so many chunks that came through quarantine, with no row that killed a
+-- worker.
 local function trust(queue, instance, deaths)
   if not instance or not redis.call('ZSCORE', QUEUE_KEY .. queue .. ':quarantine', instance) then return end
   if deaths and cjson.decode(deaths).rows ~= '' then return end
-  if redis.call('HINCRBY', job, 'trials_left', -1) > 0 then return end
-  redis.call('HSET', job, 'distrusted_ms', 0, 'watched_ms', now + WATCH_MS)
-  list_all(place_of(facts))
+  for _, whose in ipairs(ended and {faults()} or {faults(), job}) do
+    if is_still(whose, 'distrusted_ms') and redis.call('HINCRBY', whose, 'trials_left', -1) <= 0 then
+      redis.call('HSET', whose, 'distrusted_ms', 0, 'watched_ms', now + WATCH_MS)
+      if not ended then list_all(place_of(facts)) end
+    end
+  end
 end
 
 -- After a crash, Redis may have lost the added chunk. Its producer adds it again, perhaps with another text.
@@ -77,7 +81,7 @@ local function charge_now()
 end
 if is_owed_now then charge_now() end
 end_if_due()
-if facts.distrusted_ms and not ended and place_of(facts).is_apart then trust(queue, instance, deaths) end
+if facts.distrusted_ms then trust(queue, instance, deaths) end
 renew()
 account()
 if has_more and not ended and redis.pcall('LLEN', queue) == 0 then ring(queue, 1) end

@@ -11,7 +11,7 @@ local in_quarantine, alike, room = ARGV[9] == '1', ARGV[10], tonumber(ARGV[11])
 local kinds = {[kind_of(ARGV[7], fingerprint)] = true, [kind_of(ARGV[7], '*')] = ARGV[8] == '1'}
 local which = in_quarantine and 'apart' or (alike or has_quarantine(queue)) and 'usual' or 'both'
 local pause = PAUSE .. queue
-local steps, met, claims, goes_on, skipped, are_lanes = STEPS, {}, {}, false, {}, true
+local steps, moved, met, claims, goes_on, skipped, are_lanes = STEPS, 0, {}, {}, false, {}, true
 
 -- The key of a job that is of another type than it should be, and that type.
 local function of_wrong_type(job, input)
@@ -133,6 +133,10 @@ local function next_of(lane)
       if what == 'later' then
         skip(left_of(place), id)
         skip(wait_of(place), id)
+      elseif what == 'elsewhere' then
+        -- All jobs of a tenant that is distrusted are to be listed apart. Nobody else waits for that.
+        moved = moved + 1
+        for _, each in ipairs(moved % MOVED == 0 and places or {}) do skip(flows_of(each), tenant) end
       end
     else
       for _, each in ipairs(places) do

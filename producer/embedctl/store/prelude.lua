@@ -66,6 +66,16 @@ local function lease(chunk, lease_ms)
   look_by(now + lease_ms)
 end
 
+-- What deaths say of the job's tenant, in this queue.
+local function faults()
+  return FAULTS .. QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model .. ':' .. (facts.tenant or TENANT)
+end
+
+-- Whether the job, or its tenant, is distrusted or watched. What is known of a tenant is no job's damage.
+local function is_still(whose, what)
+  return (tonumber(redis.pcall('HGET', whose, what) or 0) or 0) > now
+end
+
 -- Where the job takes turns, how many of its chunks are left, and whether any is ready now, by its facts as they are.
 local function place_of(facts)
   for _, name in ipairs({'hardware', 'model', 'precision', 'next', 'added', 'chunks_done'}) do
@@ -89,7 +99,7 @@ local function place_of(facts)
     tenant = facts.tenant or TENANT, lane = facts.lane or LANE, first = first, below = below, left = left,
     is_guarded = is_guarded,
     -- After a death, all that is left of the job is given to quarantine for a while.
-    is_apart = is_guarded and tonumber(redis.call('HGET', job, 'distrusted_ms') or 0) > now,
+    is_apart = is_guarded and (is_still(job, 'distrusted_ms') or is_still(faults(), 'distrusted_ms')),
     is_ready = not ended and (first < below or redis.call('ZCOUNT', ready, '-inf', now) > 0),
   }
 end

@@ -2,11 +2,12 @@
 -- its current row is given up.
 -- ARGV: job, pause of a stuck chunk, its longest pause, most chunks, how long an owner in careful mode may be silent,
 -- deaths without a row until the chunk is stuck, shortest time until the next look, time without progress until an audit,
--- 1 to judge only owners that are known to have died, else 0; what these deaths say of the job: `blame`, `watch` or ''.
+-- 1 to judge only owners that are known to have died, else 0; what these deaths say of the job, and of its tenant:
+-- `blame`, `watch` or ''.
 -- → ok <chunk>…
 if ended then return {'ok'} end
 local stuck_ms, longest, soonest, audit_after = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local again, word = {'ok'}, ''
+local again, word, of_tenant = {'ok'}, '', ''
 local lapsed = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[4])
 for at = 1, #lapsed, 2 do
   local chunk, lapsed_at = lapsed[at], tonumber(lapsed[at + 1])
@@ -18,10 +19,14 @@ for at = 1, #lapsed, 2 do
     local unnamed = end_lease(chunk, became, instance, row) - ARGV[6]
     put_back(chunk, unnamed < 0 and 0 or math.min(stuck_ms * 2 ^ unnamed, longest))
     again[#again + 1] = chunk
-    if became ~= 'alive' and row == '' then word = ARGV[10] end
+    if became ~= 'alive' and row == '' then word, of_tenant = ARGV[10], ARGV[11] end
   end
 end
-judge(word)
+if word ~= '' and judge(job, word) then
+  distrust(job)
+elseif of_tenant ~= '' then
+  judge_tenant(of_tenant)
+end
 -- If a worker died before it encoded any of it, any worker may begin it again.
 if facts.chunks_done == '0' and redis.call('EXISTS', leases) == 0
   and redis.call('HEXISTS', job, 'model_fingerprint') == 1 then

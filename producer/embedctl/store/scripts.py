@@ -29,10 +29,14 @@ _TRIALS, _MOST_TRIALS = 4, 256
 #: Jobs that were in hand at a death, or distrusted, are not in one worker together for so long; if several wait for a
 #: worker, each has it for at least the shorter time (seconds).
 _WATCH_S, _WATCHED_S = 30, 5
+#: What deaths say of a tenant is forgotten when nothing was added to it for so long (seconds).
+_FAULTS_S = 600
 #: Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
 _BELLS_PER_WORKER = 4
 #: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
 _GATHERED, _STEPS, _CHUNK_LOOKS, _READY_LOOKS = 32, 100, 4000, 8
+#: It lists at most so many jobs of a tenant elsewhere before the next tenant has its turn.
+_MOVED = 8
 #: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it. Each claim
 #: of such a job checks all of its facts. Of a larger job, every sixteenth claim does.
 _SMALL_JOB, _CHECKED = 16, 16
@@ -155,6 +159,7 @@ CONSTANTS: Mapping[str, Any] = {
     "BELLS_PER_WORKER": _BELLS_PER_WORKER,
     "GATHERED": _GATHERED,
     "STEPS": _STEPS,
+    "MOVED": _MOVED,
     "CHUNK_LOOKS": _CHUNK_LOOKS,
     "READY_LOOKS": _READY_LOOKS,
     "OWED": _OWED,
@@ -172,6 +177,8 @@ CONSTANTS: Mapping[str, Any] = {
     "WATCH_MS": _WATCH_S * 1000,
     "WATCHED_MS": _WATCHED_S * 1000,
     "WATCHED": keys.watched(""),
+    "FAULTS": keys.faults(""),
+    "FAULTS_MS": _FAULTS_S * 1000,
     "BELL": re.sub(r"[$][a-z]+", "%s", BELL),
     "UNACKED": (keys.UNACKED, keys.UNACKED_INDEX),
     "BATCH": keys.batch(""),

@@ -144,7 +144,7 @@ class Upkeep:
         """
         calls: list[ScriptCall] = []
         for job, audit in zip(jobs, audited, strict=True):
-            calls.append(self._reap_call(job.id, interval_ms, audit_after_ms, "" if only_dead else None))
+            calls.append(self._reap_call(job.id, interval_ms, audit_after_ms, ("", "") if only_dead else None))
             if audit:
                 calls.append(_audit_call(job.id, job.audit_at))
         answered: dict[str, dict[str, tuple[str, list[Any]] | BrokerRefused]] = {job.id: {} for job in jobs}
@@ -303,19 +303,30 @@ class Upkeep:
     def judge_dead(self, in_hand: Sequence[set[str]]) -> None:
         """Let chunks be taken again whose owners are known to have died, and whose leases are over. Each owner had
         chunks of these jobs."""
+        known = list({job_id for jobs in in_hand for job_id in jobs})
+        tenants = dict(zip(known, self._connection.ask_each(known, _ask_tenant, refusals=True), strict=True))
         said: dict[str, str] = {}
+        of_tenants: dict[str, str] = {}
         for jobs in in_hand:
             for job_id in jobs:  # if several were there, any may be to blame
                 said[job_id] = "blame" if len(jobs) == 1 else said.get(job_id, "watch")
-        calls = [self._reap_call(job_id, 0, AUDIT_AFTER_S * 1000, word) for job_id, word in said.items()]
+            one_of_each = {str(tenants[job_id]): job_id for job_id in jobs}
+            for job_id in one_of_each.values():
+                of_tenants[job_id] = "blame" if len(one_of_each) == 1 else of_tenants.get(job_id, "watch")
+        calls = [
+            self._reap_call(job_id, 0, AUDIT_AFTER_S * 1000, (word, of_tenants.get(job_id, "")))
+            for job_id, word in said.items()
+        ]
         for at in range(0, len(calls), _TOGETHER):
             self._connection.scripts(calls[at : at + _TOGETHER])
 
-    def _reap_call(self, job_id: str, soonest_ms: int, audit_after_ms: float, said: str | None = None) -> ScriptCall:
-        """With `said`, only owners are judged that are known to have died."""
+    def _reap_call(
+        self, job_id: str, soonest_ms: int, audit_after_ms: float, said: tuple[str, str] | None = None
+    ) -> ScriptCall:
+        """With what is `said` of the job and its tenant, only owners are judged that are known to have died."""
         silent_ms = int(self._settings.lease_s * 1000 * SILENT_LEASES)
         pauses = [STUCK_PAUSE_MS, LONGEST_PAUSE_MS]
-        dead = [int(said is not None), said or ""]
+        dead = [int(said is not None), *(said or ("", ""))]
         args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), *dead]
         return ScriptCall("reap", keys.of_job(job_id), [job_id, *args])
 
@@ -323,6 +334,10 @@ class Upkeep:
 def _audit_call(job_id: str, at: int) -> ScriptCall:
     chunks = [keys.chunk_input(job_id, ""), keys.chunk_result(job_id, "")]
     return ScriptCall("audit", keys.of_job(job_id), [job_id, at, *chunks, _SLICE])
+
+
+def _ask_tenant(pipe: Any, job_id: str) -> None:
+    pipe.hget(keys.job(job_id), "tenant")
 
 
 def _own(job_id: str) -> list[str]:

@@ -224,6 +224,64 @@ def test_a_job_is_trusted_again_once_so_many_chunks_came_through_each_time_twice
         die(broker, raw, job_id)  # it is trusted, and watched: one death is enough
 
 
+def in_hand(broker: Broker, name: str) -> set[str]:
+    """The jobs of two chunks that a worker takes."""
+    broker.workers.beat(row(name))
+    return {some(take(broker, secrets.token_hex(4), instance=name)).job_id for _ in range(2)}
+
+
+def killed(broker: Broker, name: str, jobs: list[str]) -> None:
+    broker.workers.report_death(name, "killed")
+    end_leases(broker, {name}, jobs)
+
+
+@pytest.mark.parametrize("others_wait", [True, False])
+def test_a_tenant_whose_jobs_kill_one_after_the_other_is_distrusted_for_the_sake_of_others(
+    broker: Broker, raw: Redis, others_wait: bool
+) -> None:
+    bad, good = [new_job(broker, 1, tenant="a") for _ in range(20)], new_job(broker, 12, tenant="b")
+    broker.workers.beat(APART)
+    faults = keys.faults(f"{QUEUE}:a")
+    for name in ("1", "2"):  # each time another job of the first tenant, and the same one of the other
+        assert not raw.hexists(faults, "watched_ms")
+        assert len(in_hand(broker, name) - {good}) == 1
+        killed(broker, name, [*bad, good])
+    had = {name: in_hand(broker, name) for name in ("v", "w")}
+    assert sorted(each == {good} for each in had.values()) == [False, True]  # watched tenants are in no worker together
+    if not others_wait:
+        broker.jobs.cancel(good)
+    killed(broker, next(name for name, each in had.items() if each != {good}), [*bad, good])
+    assert raw.hexists(faults, "distrusted_ms") == others_wait
+    assert not raw.hexists(keys.job(good), "distrusted_ms")
+    assert all_given(broker, quarantine=False) <= {(good, chunk) for chunk in range(12)} or not others_wait
+
+
+def test_a_distrusted_tenant_is_trusted_again_once_so_many_chunks_came_through(broker: Broker, raw: Redis) -> None:
+    jobs = [new_job(broker, 1, tenant="a") for _ in range(6)]
+    broker.workers.beat(APART)
+    faults = keys.faults(f"{QUEUE}:a")
+    until_ms = broker.connection.now_ms() + 60_000
+    raw.hset(faults, mapping={"distrusted_ms": until_ms, "trials": 4, "trials_left": 4})
+    for left in (3, 2, 1, 0):
+        assert take(broker, "x") is None
+        claim = some(take_apart(broker, token := secrets.token_hex(4)))
+        assert complete(broker, claim.job_id, claim.chunk, token) == "ok"
+        assert raw.hget(faults, "trials_left") == str(left).encode()
+    assert take_apart(broker, "y") is None
+    assert len(all_given(broker, quarantine=False)) == len(jobs) - 4
+
+
+def test_others_do_not_wait_until_all_jobs_of_a_distrusted_tenant_are_listed_apart(broker: Broker, raw: Redis) -> None:
+    for _ in range(130):
+        new_job(broker, 1, tenant="a")
+    good = new_job(broker, 12, tenant="b")
+    broker.workers.beat(APART)
+    raw.hset(keys.faults(f"{QUEUE}:a"), "distrusted_ms", broker.connection.now_ms() + 60_000)
+    for number in range(12):
+        assert some(take(broker, str(number))).job_id == good
+    assert take_apart(broker, "x") is not None
+
+
 def test_a_second_row_named_within_a_minute_distrusts_its_job(broker: Broker, raw: Redis) -> None:
     bad, good = new_job(broker, 3, tenant="a"), new_job(broker, 3, tenant="b")
     broker.workers.beat(APART)

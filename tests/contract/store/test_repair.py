@@ -79,6 +79,7 @@ LEASES = {
     keys.made(ANY),
     keys.died(ANY),
     keys.watched(ANY),
+    keys.faults(ANY),
     keys.heartbeat(ANY),
     keys.starting(ANY),
     keys.STARTING,
