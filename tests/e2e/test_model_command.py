@@ -70,6 +70,7 @@ def test_a_model_is_built_once_listed_shown_and_served(here: Here) -> None:
         (("tiny", "--class", "cpu"), 2, "class cpu runs backend 'torch', which needs no build"),
         (("tiny", "--class", "gpu"), 2, "class gpu runs backend 'torch-gpu', which needs no build"),
         (("nobody/nothing", "--class", "graph"), 4, "nobody/nothing"),
+        (("tiny", "--class", "graph", "--exporter", "optimum"), 1, "pip install 'embedctl[optimum]'"),
     ],
 )
 def test_what_can_not_be_built_is_said(embedctl: Run, arguments: tuple[str, ...], status: int, message: str) -> None:

@@ -29,14 +29,14 @@ def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = Tr
         fused: prefer the fused graph if the model has one.
     """
     from embedctl_workers.backends.onnx import graphs
-    from embedctl_workers.backends.onnx.export import export
+    from embedctl_workers.backends.onnx.export import export_own
 
     folder = host.cache / "quick" / f"{files.fingerprint}-{kind}-{'fused' if fused else 'plain'}"
     if not folder.exists():
         plain, better, small = (folder / name for name in ("plain", "fused", "small"))
         for each in (plain, better, small):
             each.mkdir(parents=True)
-        exported = export(files, plain)
+        exported = export_own(files, plain)
         best = better if fused and graphs.fuse(plain / GRAPH, exported, better / GRAPH) else plain
         if kind == "onnx-int8":
             graphs.quantize(best / GRAPH, small / GRAPH, reduce_range=False)

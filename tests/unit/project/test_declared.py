@@ -38,19 +38,21 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl_workers.arrays": ("torch", "onnx", "neuron"),
     "embedctl_workers.backends.gpu": ("gpu",),
     "embedctl_workers.backends.neuron": ("neuron",),
-    "embedctl_workers.backends.onnx": ("onnx",),
-    "embedctl_workers.backends.onnx.export": (_BUILD,),
+    "embedctl_workers.backends.onnx": ("onnx", "optimum"),
+    "embedctl_workers.backends.onnx.export": (_BUILD, "optimum"),
     "embedctl_workers.backends.tensorrt": ("tensorrt",),
-    "embedctl_workers.backends.torch": ("torch", "neuron"),
+    "embedctl_workers.backends.torch": ("torch", "neuron", "optimum"),
     "embedctl_workers.commands.tokenizer": ("torch", "onnx"),
     "embedctl_workers.machine.nvidia": ("gpu",),
     "embedctl_workers.measuring.cpu_products": ("torch",),
     "embedctl_workers.measuring.matrix_products": ("torch",),
-    "embedctl_workers.models": ("torch", "onnx", "neuron"),
-    "embedctl_workers.models.references": ("torch", "neuron"),
+    "embedctl_workers.models": ("torch", "onnx", "neuron", "optimum"),
+    "embedctl_workers.models.references": ("torch", "neuron", "optimum"),
     "embedctl_workers.serving.metrics": ("metrics",),
     "embedctl_bench": ("bench",),
 }
+#: Module and import → the extra that is looked for before it is imported.
+LOOKED_FOR = {("embedctl_workers.backends.onnx.export", "optimum"): "optimum"}
 #: Other systems run in environments of their own, made from the requirements in this folder.
 ADAPTERS, THEIRS = "embedctl_bench.peers.adapters", ROOT / "benchmarks" / "embedctl_bench" / "peers"
 
@@ -128,6 +130,7 @@ def undeclared(module: str, source: str, declared: Declared) -> list[str]:
     for name, own in imports(ast.parse(source)):
         if name in sys.stdlib_module_names or name in FOLDERS or name == "__future__":
             continue
+        own = own or LOOKED_FOR.get((module, name), "")
         wrong += [
             f"{module} imports {name}, which {extras or 'the bare role'} does not declare"
             for extras in ([own] if own else roles)

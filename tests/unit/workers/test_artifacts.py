@@ -57,6 +57,7 @@ def test_what_is_there_is_not_built_again_unless_it_must_be(store: ArtifactStore
     [
         Wanted("cd" * 32, MINE.recipe),
         Wanted(MINE.fingerprint, {**MINE.recipe, "kind": "onnx-int8"}),
+        Wanted(MINE.fingerprint, {**MINE.recipe, "exporter": "optimum"}),
         Wanted(MINE.fingerprint, {**MINE.recipe, "onnxruntime": "2"}),
     ],
 )

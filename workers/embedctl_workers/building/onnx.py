@@ -23,7 +23,7 @@ from embedctl_workers.accuracy.report import Report
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.backends.onnx import graphs
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
-from embedctl_workers.backends.onnx.export import export
+from embedctl_workers.backends.onnx.export import EXPORTERS
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced_range
 from embedctl_workers.building.manifests import accuracy_of, origin_of, report_of
@@ -42,7 +42,7 @@ _MIN_SPEEDUP = 1.05
 #: The instruction sets that decide the speed.
 _SPEED_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
 #: The packages that affect a graph.
-PACKAGES = ("onnx", "onnxruntime")
+PACKAGES = ("onnx", "onnxruntime", "optimum", "optimum-onnx")
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
     files, host, folder = read_request(request)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         builder = _Builder(files, host, Path(scratch), say)
-        best = builder.best(request["kind"])
+        best = builder.best(request["kind"], request["exporter"])
         best.backend.close()
         for path in best.folder.iterdir():
             shutil.move(path, folder / path.name)
@@ -79,11 +79,11 @@ class _Builder:
         self._scratch = scratch
         self._say = say
 
-    def best(self, kind: str) -> Candidate:
+    def best(self, kind: str, exporter: str) -> Candidate:
         """The fastest of the graphs that give the model's vectors."""
         plain = self._new("plain")
-        self._say("exporting")
-        exported = export(self._files, plain)
+        self._say(f"exporting with {exporter} exporter")
+        exported = EXPORTERS[exporter](self._files, plain)
         folders = [plain]
         fused = self._new("fused")
         if kind != ONNX_PLAIN and graphs.fuse(plain / GRAPH, exported, fused / GRAPH):

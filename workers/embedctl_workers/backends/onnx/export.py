@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class Exported:
     hidden: int
 
 
-def export(files: ModelFiles, folder: Path) -> Exported:
+def export_own(files: ModelFiles, folder: Path) -> Exported:
     """Write the graph, made by `torch.onnx`, and what a worker needs; a ModelError if the model can't be exported."""
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
@@ -57,6 +57,35 @@ def export(files: ModelFiles, folder: Path) -> Exported:
         )
     config = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
     return Exported(config.model_type, getattr(config, "num_attention_heads", 0), getattr(config, "hidden_size", 0))
+
+
+def export_optimum(files: ModelFiles, folder: Path) -> Exported:
+    """The same by optimum; a ModelError if pooling leaves out the prompt: its graphs have no input for that."""
+    from optimum.exporters.onnx import main_export
+
+    model = load_sentence_transformer(files)
+    tokenizer = fast_tokenizer(model, files)
+    if pooling_excludes_prompt(model, files):
+        raise ModelError(f"model {files.name!r} leaves the prompt out of its pooling, and optimum's graphs can't")
+    scratch = folder / "optimum"
+    main_export(
+        str(files.folder),
+        output=scratch,
+        task="feature-extraction",
+        library_name="sentence_transformers",
+        do_validation=False,
+        local_files_only=True,
+    )
+    for path in scratch.glob("model.onnx*"):
+        path.rename(folder / path.name)
+    for path in scratch.iterdir():
+        path.unlink()
+    scratch.rmdir()
+    write_facts(folder, files, model, tokenizer)
+    return Exported("", 0, 0)
+
+
+EXPORTERS: Mapping[str, Callable[[ModelFiles, Path], Exported]] = {"own": export_own, "optimum": export_optimum}
 
 
 @contextmanager
