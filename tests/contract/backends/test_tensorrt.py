@@ -6,7 +6,6 @@ Nothing here was run on a GPU but the test with the mark `tensorrt`, where there
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from dataclasses import replace
 from importlib import metadata
@@ -24,13 +23,12 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import GRAPH
-from embedctl_workers.backends.tensorrt import graphs, inspection, plan, recipe
+from embedctl_workers.backends.tensorrt import graphs, plan, recipe
 from embedctl_workers.backends.tensorrt.backend import TensorRTBackend
 from embedctl_workers.backends.tensorrt.device import CudaDevice
 from embedctl_workers.backends.tensorrt.profiles import pieces_of, profiles_for
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions
 from embedctl_workers.backends.tensorrt.runtime import Runtime
-from embedctl_workers.commands import listing
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
@@ -161,8 +159,6 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     assert set(manifest["files"]) == {"model.json", PLAN, "tokenizer.json"}
     assert manifest["recipe"]["kind"] == "tensorrt"
     assert (manifest["graph"]["name"], manifest["model"]["revision"]) == ("fp16", "main")
-    # As `embedctl model show` prints it.
-    assert ("graph.attention", "fused in 2 of 2 layers") in list(listing._rows(manifest))
     assert manifest["versions"]["tensorrt"] == here.version
     assert manifest["accuracy"]["passed"]
     assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
@@ -170,25 +166,6 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     assert here.trt._calls["built"] == 1
     build_plan(files, own, replace(asked, force=True))
     assert here.trt._calls["built"] == 2
-
-
-def layers_of(*names: object) -> str:
-    return json.dumps({"Layers": names, "Bindings": []})
-
-
-@pytest.mark.parametrize(
-    ("told", "profiles", "fused"),
-    [
-        (layers_of({"Name": "a"}, {"Name": "x", "TacticName": "_gemm_mha_v2_0x1"}), 1, [1]),
-        (layers_of({"Name": "_gemm_mha_v2"}, {"Name": "_gemm_mha_v2 [profile 2]"}), 3, [1, 0, 1]),
-        (layers_of("__mye8037_gemm_mha_v2", "{ForeignNode[/a.../b]}"), 1, [1]),
-        (layers_of({"Name": "/alpha/MatMul"}), 2, [0, 0]),
-        (layers_of(), 1, None),
-        ("[]", 1, None),
-    ],
-)
-def test_fused_attention_is_counted_by_profile(told: str, profiles: int, fused: list[int] | None) -> None:
-    assert inspection.fused_attention(told, profiles) == fused
 
 
 @pytest.mark.parametrize(

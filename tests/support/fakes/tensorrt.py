@@ -125,9 +125,8 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
                 return None
             assert config._workspace is not None
             assert not config._tf32
-            details = config.profiling_verbosity is trt.ProfilingVerbosity.DETAILED
             trt._calls["built"] += 1
-            header = {"version": trt.__version__, "gpu": device.name, "profiles": config._profiles, "details": details}
+            header = {"version": trt.__version__, "gpu": device.name, "profiles": config._profiles}
             return memory(_MAGIC + json.dumps(header).encode() + b"\n" + model.SerializeToString())
 
     class Network:
@@ -172,7 +171,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
 
     class Config:
         _profiles: list[Any]
-        profiling_verbosity: Any = None
 
         def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
             assert pool is trt.MemoryPoolType.WORKSPACE
@@ -212,7 +210,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
             (trial,) = session.run(None, {each.name: np.ones((1, 8), np.int64) for each in graph.graph.input})
             state = {
                 "profiles": facts["profiles"],
-                "details": facts["details"],
                 "session": session,
                 "dim": trial.shape[1],
                 "loader": self,
@@ -243,9 +240,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
             (kind,) = (each.type.tensor_type.elem_type for each in self._values() if each.name == name)
             return {TensorProto.INT64: trt.DataType.INT64, TensorProto.FLOAT: trt.DataType.FLOAT}[kind]
 
-        def create_engine_inspector(self) -> Any:
-            return new("EngineInspector", engine=self)
-
         @property
         def device_memory_size_v2(self) -> int:
             return SCRATCH_BYTES
@@ -259,22 +253,8 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
         def _values(self) -> list[Any]:
             return [*self._graph.graph.input, *self._graph.graph.output]
 
-    class Inspector:
-        _engine: Any
-
-        def get_engine_information(self, format: Any) -> str:  # noqa: A002  (the vendor's name)
-            assert format is trt.LayerInformationFormat.JSON
-            if not self._engine._details:
-                return json.dumps({"Layers": ["{ForeignNode[…]}"], "Bindings": []})
-            kernels = [f"_gemm_mha_v2_myl0_{at}" for at, _ in enumerate(fusible(self._engine._graph.graph))]
-            profiles = [f" [profile {at}]" if at else "" for at in range(len(self._engine._profiles))]
-            layers = [{"Name": name + profile, "LayerType": "kgen"} for profile in profiles for name in kernels]
-            other = {"Name": "__myl_Add_myl0_0", "LayerType": "kgen", "TacticName": "__myl_Add_0xab"}
-            return json.dumps({"Layers": [*layers, other], "Bindings": []})
-
     class Context:
         _engine: Any
-        nvtx_verbosity: Any = None
         _profile: int | None
         _shapes: dict[str, tuple[int, ...]]
         _addresses: dict[str, int]
@@ -313,7 +293,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
             return True
 
         def execute_async_v3(self, stream_handle: int) -> bool:
-            assert self.nvtx_verbosity is trt.ProfilingVerbosity.NONE, "marks of details delay each run"
             assert stream_handle == device.stream
             assert self._scratch is not None, "no memory for intermediate results"
             if device.broken:
@@ -343,7 +322,6 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
 
     return {
         "Builder": Builder,
-        "EngineInspector": Inspector,
         "IBuilderConfig": Config,
         "ICudaEngine": Engine,
         "IExecutionContext": Context,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +78,14 @@ class _Builder:
         backend = TensorRTBackend(self._files, artifact, self._runtime, self._host, self.options)
         backend.warm_up()
         report = report_of(backend, _CLASS, self._host)
-        operators = operators_of(folder / GRAPH)
-        attention = attention_of(operators.get("Softmax", 0), backend.fused_attention)
-        self._say(f"attention: {attention}")
         backend.close()
         facts = origin_of(self._request, self._files, backend.engine, *PACKAGES)
         facts["versions"]["tensorrt"] = self._runtime.version
         return report, {
             **facts,
-            "graph": {"name": dtype, "attention": attention, "operators": operators},
+            "graph": {"name": dtype, "operators": operators_of(folder / GRAPH)},
             "accuracy": accuracy_of(report),
         }
-
-
-def attention_of(layers: int, fused: Sequence[int] | None) -> str:
-    """The manifest's entry about attention, of the kernels that were fused in each profile; None if that is unknown."""
-    if fused is None:
-        return f"unknown for {layers} layers: TensorRT's inspector does not say"
-    fewest, most = min(fused), max(fused)
-    counts = str(fewest) if fewest == most else f"{fewest} to {most}"
-    return f"fused in {counts} of {layers} layers" + ("" if fewest == most else ", by profile")
 
 
 if __name__ == "__main__":

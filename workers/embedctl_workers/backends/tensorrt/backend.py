@@ -108,11 +108,6 @@ class TensorRTBackend(GraphBackend):
         for number, profile in enumerate(self._profiles):
             self._run_once(number, profile.usual, profile.longest)
 
-    @property
-    def fused_attention(self) -> Sequence[int] | None:
-        """How many fused attention kernels each of the plan's profiles has; None if TensorRT does not say."""
-        return None if self._engine is None else self._engine.fused_attention
-
     def close(self) -> None:
         self._engine = None
 

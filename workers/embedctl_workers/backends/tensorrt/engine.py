@@ -11,7 +11,6 @@ import torch
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.onnx.inputs import OUTPUT, Batch
-from embedctl_workers.backends.tensorrt.inspection import fused_attention
 from embedctl_workers.backends.tensorrt.profiles import Profile
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 
@@ -70,15 +69,6 @@ class LoadedPlan:
             self._contexts = [self._context(at) for at in range(len(profiles))]
         runtime.device.wait()
 
-    @property
-    def fused_attention(self) -> Sequence[int] | None:
-        """How many fused attention kernels each profile has; None if TensorRT does not say."""
-        inspector = self._engine.create_engine_inspector()
-        if inspector is None:
-            return None
-        told = inspector.get_engine_information(self._runtime.trt.LayerInformationFormat.JSON)
-        return fused_attention(str(told), len(self._contexts))
-
     def begin(self, profile: int, batch: Batch) -> Begun:
         """Hand the device a piece of a batch, in shapes that the profile takes. The device's stream must be current.
 
@@ -106,8 +96,6 @@ class LoadedPlan:
         context = self._engine.create_execution_context(strategy)
         if context is None:
             raise MemoryError(f"TensorRT makes no context for profile {profile}: {self._runtime.last_errors}")
-        # Plans are built with details for the inspector, and marks of such details delay every run.
-        context.nvtx_verbosity = self._runtime.trt.ProfilingVerbosity.NONE
         chosen = context.set_optimization_profile_async(profile, self._runtime.device.stream)
         self._check(chosen, f"profile {profile}")
         if self._scratch is not None:

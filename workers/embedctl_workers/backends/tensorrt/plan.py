@@ -13,7 +13,7 @@ from embedctl_workers.backends.tensorrt.runtime import Runtime
 #: Memory that a layer may use for intermediate results (bytes).
 _WORKSPACE_BYTES = 4 << 30
 #: How plans are built: part of a plan's key.
-BUILDER = f"strongly typed, no TF32, detailed, workspace {_WORKSPACE_BYTES}"
+BUILDER = f"strongly typed, no TF32, workspace {_WORKSPACE_BYTES}"
 
 
 def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile]) -> bytes:
@@ -28,8 +28,6 @@ def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile]) -> by
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
     config.clear_flag(trt.BuilderFlag.TF32)
-    # Without details, the inspector shows one layer for all that was compiled together, and not its kernels.
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     for profile in profiles:
         _add_profile(runtime, builder, network, config, profile)
     plan = builder.build_serialized_network(network, config)
