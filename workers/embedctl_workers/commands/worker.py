@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -102,6 +103,7 @@ def main(
     accelerator = choose_accelerator(hardware, entry.device, gpu=gpu, neuron_core=neuron_core)
     sharing = choose_sharing(hardware, entry, gpu_workers)
     pinned = devices.pin(cpus, accelerator=accelerator, threads=threads, sharing=sharing)
+    gc.disable()  # until the models are loaded: it would look through all of them for garbage again and again
     # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
     from embedctl_workers.serving.lifecycle import Start, Supervised, run_worker
 
