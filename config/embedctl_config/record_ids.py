@@ -99,7 +99,7 @@ def usable(value: object) -> RecordId | None:
     if label is None:
         return None
     if isinstance(label, int) and not -(2**63) <= label < 2**63:
-        raise ValueError("is a whole number of more than 64 bits: write it as text")
+        raise ValueError("is a whole number beyond 64 bits with a sign: write it as text")
     if isinstance(label, Decimal):
         label = _plain_decimal(label)
     try:

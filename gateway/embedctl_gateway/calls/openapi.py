@@ -198,6 +198,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             max_errors=_or_null(type="integer", minimum=0, description="more failed records end the job"),
             max_errors_share=_or_null(type="number", minimum=0, maximum=1, description="the same, as a share"),
             keep=_or_null(type="array", items={"type": "string"}, description="the names of the kept fields"),
+            column_types=_or_null(type="object", description="what the columns of a corpus in parquet are"),
             count_tokens=_or_null(type="boolean"),
             batch_file=_or_null(type="boolean", description="it is made of a batch file"),
             digests=_or_null(type="boolean"),

@@ -158,7 +158,8 @@ class CorpusChoice:
             self.corpus.check()
         if self.unique_ids and self.corpus.rereadable:
             self.corpus.check_unique()
-        return self
+        types = self.corpus.column_types() or None
+        return replace(self, options=replace(self.options, column_types=types))
 
     def records(self, skipped: Skipped | None = None) -> Iterator[Record]:
         """What a job is made of. Lines that are skipped are counted, and listed on stderr. InputError: a line is not a

@@ -15,7 +15,7 @@ from embedctl.corpus.inputs import FORMATS
 from embedctl.corpus.lines import jsonl, txt
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import COMPRESSIONS, MARK, Writing, as_utf_8, beginning, bounded_lines, opened
-from embedctl.corpus.tables import delimited, parquet, separator_of
+from embedctl.corpus.tables import column_types, delimited, parquet, separator_of
 from embedctl_config.errors import InputError
 
 _STANDARD_INPUT = (
@@ -74,6 +74,13 @@ class CorpusFile:
             said += [] if separator == "," else [f"{name_of(separator)} as the separator"]
         said += ["fields in quotes"] if self._has_quotes(head) else []
         return ", ".join(said)
+
+    def column_types(self, rows: Rows) -> dict[str, str]:
+        """As :func:`embedctl.corpus.tables.column_types`; none of what is no plain parquet file."""
+        if self.file_format != "parquet" or not self.rereadable or Path(self.path).suffix.lower() in COMPRESSIONS:
+            return {}
+        with self._opened() as stream:
+            return column_types(stream, rows)
 
     def first_line(self) -> bytes:
         """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,7 +91,8 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
     A name may be a path such as `body.title`: see :func:`field_of`.
 
     Numbers, truth values, null, text, lists and objects stay what they are. NaN and the infinities become null, dates
-    and times text (ISO 8601), durations seconds, decimals and UUIDs text. In a text, what is not UTF-8 becomes U+FFFD.
+    and times text (ISO 8601), durations seconds, decimals and UUIDs text, bytes base64. In a text, what is not UTF-8
+    becomes U+FFFD.
     Raises InputError if a value has no such form, or the fields are too large.
     """
     if not names:
@@ -110,6 +112,12 @@ def with_members(kept: bytes | None, more: bytes) -> bytes:
     """A record's kept fields and others, both as JSON objects, as one."""
     fields = (kept or b"{}")[:-1]
     return fields + (b"," if len(fields) > 1 else b"") + more[1:]
+
+
+def as_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as they travel and come out: JSON values alone."""
+    plain: dict[str, Any] = json.loads(_as_json(values))
+    return plain
 
 
 def names_with_values(kept: bytes | None) -> set[str]:
@@ -144,7 +152,7 @@ def _plain(value: Any) -> object:
         text = str(value)
         return None if text in ("NaN", "NaT") else text
     if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape")
+        return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
         return dict(value)
     if type(value).__module__ == "numpy" and name != "timedelta64":

@@ -29,7 +29,13 @@ def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
     rows.check_text([rows.text_field], name)
     rows.check_kept([rows.text_field], name)
     for number, line in enumerate(lines, start=1):
-        yield rows.text(line.removesuffix(b"\n").removesuffix(b"\r"), f"{name}, line {number}")
+        where, text = f"{name}, line {number}", line.removesuffix(b"\n").removesuffix(b"\r")
+        if b"\r" in text:
+            yield InputError(
+                f"{where}: a carriage return stands within the line: nothing tells whether a text ends there"
+            )
+        else:
+            yield rows.text(text, where)
 
 
 def jsonl(lines: Iterable[bytes], name: str, rows: Rows, *, hint: str = "") -> Iterator[Line]:

@@ -123,6 +123,11 @@ class Corpus:
             first, *others = (name for name, each in found.items() if each == how)
             log.warning("%s%s: read with %s", first, f" and {len(others):,} other files" if others else "", how)
 
+    def column_types(self) -> dict[str, str]:
+        """The types of the columns of the id and of what is kept, as text, where they are those of all files."""
+        first, *others = [file.column_types(self.rows).items() for file in self.files]
+        return dict(first if not others else set(first).intersection(*others))
+
     def empty(self) -> InputError:
         """The error for a corpus without a record."""
         return InputError(f"{self.name} holds no record")

@@ -94,7 +94,7 @@ class Rows:
 
     def text(self, text: object, where: str) -> Line:
         """The record of a row that is only a text, or its error. Of such a row, only the text can be kept."""
-        if self.template is not None and isinstance(text, bytes):
+        if isinstance(text, bytes) and (self.template is not None or self.keep):
             text = text.decode("utf-8", "surrogateescape")
         row = {self.text_field: text}
         try:

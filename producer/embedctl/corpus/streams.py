@@ -19,7 +19,11 @@ from typing import Any, BinaryIO, cast
 
 from embedctl_config.errors import InputError, MissingExtra
 
-_OPENERS: Mapping[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPENERS: Mapping[str, Callable[[BinaryIO], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": lambda raw: _Unpacked(raw, bz2.BZ2Decompressor),
+    ".xz": lambda raw: _Unpacked(raw, lzma.LZMADecompressor),
+}
 COMPRESSIONS = (*_OPENERS, ".zst")
 #: The longest line that is read (bytes), so that one line can't take the machine's memory.
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -35,9 +39,10 @@ _MARKS = {
 #: This much of a file's beginning tells its encoding and its line ends (bytes).
 _HEAD_BYTES = 64 * 1024
 #: Of UTF-16 without a mark, at least every tenth byte is NUL, and nearly always the same one of two: line ends, spaces
-#: and the names of fields are ASCII in any language. Of UTF-32, it is one of two twice as often as the other.
+#: and the names of fields are ASCII in any language, unless its lines are of one script without spaces.
 _LEAST_NULS = 0.1
 _ONE_OF_TWO = 4
+_LAST_PLANE = 16
 #: The end mark that old DOS tools write.
 _DOS_END = b"\x1a"
 
@@ -60,6 +65,44 @@ def opened(path: str) -> Iterator[BinaryIO]:
             yield io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
         else:
             yield raw
+
+
+class _Unpacked(io.RawIOBase):
+    """One compressed stream after the other. Python's own readers end without a word before what is no such stream, and
+    so before all that follows it."""
+
+    def __init__(self, packed: BinaryIO, make: Callable[[], Any]) -> None:
+        self._packed, self._make = packed, make
+        self._stream: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            if self._stream is None or self._stream.eof:
+                if not (rest := self._rest()):
+                    return 0
+                self._stream = self._make()
+            else:
+                rest = self._packed.read(_HEAD_BYTES) if self._stream.needs_input else b""
+                if not rest and self._stream.needs_input:
+                    raise EOFError("it ends within a compressed stream")
+            try:
+                data = self._stream.decompress(rest, len(buffer))
+            except lzma.LZMAError as error:
+                raise OSError(str(error)) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _rest(self) -> bytes:
+        """What follows a stream, without the zeros that may fill up an .xz."""
+        rest: bytes = self._stream.unused_data if self._stream else b""
+        while not (rest := rest.lstrip(b"\0")):
+            if not (rest := self._packed.read(_HEAD_BYTES)):
+                return b""
+        return rest
 
 
 @contextmanager
@@ -111,10 +154,28 @@ def _encoding_of(head: bytes) -> str:
     for mark, encoding in _MARKS.items():
         if head.startswith(mark):
             return encoding
+    if len(head) >= 8 and len(units := head[: len(head) & ~3]):
+        # No character has a number of more than 21 bits.
+        if not any(units[3::4]) and max(units[2::4]) <= _LAST_PLANE:
+            return "utf-32-le"
+        if not any(units[::4]) and max(units[1::4]) <= _LAST_PLANE:
+            return "utf-32-be"
     even, odd = head[::2].count(0), head[1::2].count(0)
     if max(even, odd) > max(1, _ONE_OF_TWO * min(even, odd)) and even + odd >= _LEAST_NULS * len(head):
         return "utf-16-le" if odd > even else "utf-16-be"
+    if (even > 0) is not (odd > 0) and not _is_whole(head, "utf-8"):
+        wide = "utf-16-le" if odd else "utf-16-be"
+        return wide if _is_whole(head, wide) and "\n" in head.decode(wide, "ignore") else "utf-8"
     return "utf-8"
+
+
+def _is_whole(head: bytes, encoding: str) -> bool:
+    """Whether a file's beginning has this encoding; it may end within a character."""
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def as_utf_8(stream: BinaryIO, encoding: str | None, name: str) -> BinaryIO:
@@ -153,14 +214,14 @@ class _Recoded(io.RawIOBase):
 
 
 def bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    """The lines of a stream without a byte order mark and an end mark; raises InputError for one longer than
+    """The lines of a stream without byte order marks, which files that were joined have in the middle, and without an
+    end mark; raises InputError for one longer than
     `MAX_LINE_BYTES`."""
     lines = iter(partial(stream.readline, MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
             raise InputError(f"{name}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB")
-        plain = line.removeprefix(MARK) if number == 1 else line
-        plain = plain.removesuffix(_DOS_END)  # any line but the last ends in a line feed
+        plain = line.removeprefix(MARK).removesuffix(_DOS_END)  # any line but the last ends in a line feed
         if plain:
             yield plain
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, BinaryIO
 
+from embedctl.corpus.column_types import readable, type_at, written
 from embedctl.corpus.dialect import Dialect
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import MAX_LINE_BYTES, needs_pyarrow, seekable
@@ -104,6 +105,8 @@ def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str, d
             columns = fields
             rows.check_once(columns, where)
             rows.check_columns(columns, where)
+        elif fields == columns:
+            yield InputError(f"{where}: the names of the columns once more, as in files that were joined")
         elif any(fields[len(columns) :]):  # empty fields are harmless
             yield InputError(
                 f"{where}: more fields than the {len(columns)} columns of line 1; a text that holds the separator "
@@ -122,22 +125,43 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
     pyarrow = needs_pyarrow("reading parquet")
     try:
         with seekable(stream, plain=plain) as whole:
-            file = pyarrow.parquet.ParquetFile(whole)
+            file = pyarrow.parquet.ParquetFile(whole, arrow_extensions_enabled=True)
             rows.check_once(file.schema_arrow.names, name)
             rows.check_columns(_nested(file.schema_arrow), name)
             # Columns that are not there are left out, and a path selects one field of a struct.
             batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=rows.fields)
-            for number, row in enumerate((row for batch in batches for row in _python_rows(batch)), start=1):
+            for number, row in enumerate((row for batch in batches for row in _python_rows(_cast(batch))), start=1):
                 # A struct that is null has no fields.
                 yield rows.line(row, f"{name}, row {number}", absent=None)
     except pyarrow.ArrowException as error:
         raise InputError(f"{name} can't be read as parquet: {error}") from error
 
 
+def column_types(stream: BinaryIO, rows: Rows) -> dict[str, str]:
+    """The types of the columns of a parquet file that hold the id and what is kept, as text."""
+    pyarrow = needs_pyarrow("reading parquet")
+    try:
+        schema = pyarrow.parquet.read_schema(stream)
+    except pyarrow.ArrowException:
+        return {}  # whoever reads it says so
+    names = {"id": rows.id_field, **{name: name for name in rows.keep}}
+    found = {name: type_at(schema, path) for name, path in names.items()}
+    return {name: written(name, kind) for name, kind in found.items() if kind is not None}
+
+
 def _nested(fields: Iterable[Any]) -> dict[str, Any]:
     """Names of columns → None, or the same of the fields inside."""
     is_struct = needs_pyarrow("reading parquet").types.is_struct
     return {field.name: _nested(field.type) if is_struct(field.type) else None for field in fields}
+
+
+def _cast(batch: Any) -> Any:
+    pyarrow = needs_pyarrow("reading parquet")
+    wanted = [readable(field.type) for field in batch.schema]
+    if wanted == batch.schema.types:
+        return batch
+    columns = [column.cast(kind) for column, kind in zip(batch.columns, wanted, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _python_rows(batch: Any) -> Iterable[dict[str, Any]]:
@@ -160,5 +184,7 @@ def _python(value: Any) -> Any:
         pyarrow = needs_pyarrow("reading parquet")
         if pyarrow.types.is_struct(value.type):
             return {field.name: _python(value[field.name]) for field in value.type}
+        if pyarrow.types.is_list(value.type) or pyarrow.types.is_large_list(value.type):
+            return [_python(each) for each in value.values]
         plain = value.value if pyarrow.types.is_dictionary(value.type) else value
         return plain.cast(pyarrow.large_binary()).as_py().decode("utf-8", "surrogateescape")

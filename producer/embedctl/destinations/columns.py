@@ -25,6 +25,6 @@ def arrow_type(ids: IdType) -> pa.DataType:
     }[ids.kind]
 
 
-def column_of(ids: Sequence[RecordId | None], kind: IdType) -> pa.Array:
+def column_of(ids: Sequence[RecordId | None], kind: pa.DataType) -> pa.Array:
     values = [label.bytes if isinstance(label, UUID) else label for label in ids]
-    return pa.array(values, arrow_type(kind))
+    return pa.array(values, kind)

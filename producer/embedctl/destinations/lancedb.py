@@ -197,7 +197,7 @@ class LanceTable(Destination):
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(batch.vectors.ravel()), kind.list_size)
         none = pa.nulls(len(batch), pa.string())
         columns = [
-            column_of(batch.ids, self.id_type),
+            column_of(batch.ids, arrow_type(self.id_type)),
             vectors,
             none if batch.kept is None else pa.array(batch.kept, pa.string()),
             none if batch.sources is None else pa.array(map(bytes.hex, batch.sources), pa.string()),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embedctl.corpus.column_types import parsed, restore_of
 from embedctl.corpus.digests import NO_DIGEST
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS
 from embedctl.destinations.interface import ABOUT
@@ -19,7 +21,7 @@ from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl_config.errors import MissingExtra
-from embedctl_config.record_ids import TEXT, IdType
+from embedctl_config.record_ids import TEXT, IdType, RecordId
 
 try:
     import pyarrow as pa
@@ -57,7 +59,7 @@ class ParquetWriter(Writer):
 
     def __init__(self, content: Content, kept: KeptColumns | None = None) -> None:
         self.paths = [content.path]
-        self._content, self._kept = content, kept or KeptColumns(content.keep)
+        self._content, self._kept = content, kept or KeptColumns(content.keep, content.column_types)
         self._tables: list[Any] = []
         self._rows = self._bytes = 0
         self._sink: Any = None
@@ -77,7 +79,12 @@ class ParquetWriter(Writer):
             raise BeginAgain
         if self._sink is None:
             self._begin(chunk.vectors.shape[1])
-        table = self._table(chunk)
+        try:
+            table = self._table(chunk)
+        except OtherType as error:  # than that of the corpus
+            self._kept.give_up(str(error))
+            self.discard()
+            raise BeginAgain from None
         self._tables.append(table)
         self._rows += table.num_rows
         self._bytes += table.nbytes
@@ -121,7 +128,7 @@ class ParquetWriter(Writer):
         self._schema = pa.schema(
             [
                 ("position", pa.int64()),
-                ("id", arrow_type(self._ids or TEXT)),
+                ("id", self._kept.id_type(self._ids or TEXT)),
                 ("embedding", pa.list_(pa.from_numpy_dtype(of.numbers.dtype), of.numbers.width(dim))),
                 ("error_code", pa.string()),
                 ("error_message", pa.string()),
@@ -157,7 +164,7 @@ class ParquetWriter(Writer):
         numbers = self._content.numbers.of(chunk.vectors)
         columns = [
             pa.array(at, pa.int64()),
-            column_of(chunk.ids, self._ids or TEXT),
+            self._kept.ids(chunk.ids, self._ids or TEXT),
             pa.FixedSizeListArray.from_arrays(
                 pa.array(np.ascontiguousarray(numbers).reshape(-1)), numbers.shape[1], mask=pa.array(failed)
             ),
@@ -201,12 +208,19 @@ def _digests(chunk: ChunkVectors) -> Any:
     return pa.array([None if digest == NO_DIGEST else digest for digest in each], pa.binary(32))
 
 
-class KeptColumns:
-    """The columns of these kept fields: one of bool, int64, float64 or string, the narrowest that holds all values
-    seen. In a string column, a text is itself, and any other value is its JSON."""
+class OtherType(Exception):
+    """Raised, with the name of a column, when a value is not of the type that the column had in the corpus."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+
+class KeptColumns:
+    """The columns of these kept fields. A column has the type that it had in a corpus in parquet. Any other one is of
+    bool, int64, float64 or string, the narrowest that holds all values seen; in a string column, a text is itself, and
+    any other value is its JSON."""
+
+    def __init__(self, names: Sequence[str], of_corpus: Mapping[str, str] | None = None) -> None:
         self._seen: dict[str, set[str]] = {name: set() for name in names}
+        self._of_corpus = parsed(of_corpus)
+        self._restore = {name: restore_of(kind) for name, kind in self._of_corpus.items()}
         self._types = self._types_of_all()
 
     def widened_by(self, rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -220,14 +234,41 @@ class KeptColumns:
         self._types = self._types_of_all()
         return self._types != before
 
+    def give_up(self, name: str) -> None:
+        """Take a column's type from its values."""
+        del self._of_corpus[name]
+
     def fields(self) -> list[tuple[str, pa.DataType]]:
         return list(self._types.items())
 
     def arrays(self, rows: Sequence[Mapping[str, Any]]) -> list[pa.Array]:
-        return [pa.array([_value(row.get(name), dtype) for row in rows], dtype) for name, dtype in self._types.items()]
+        return [self._array(name, [row.get(name) for row in rows]) for name in self._types]
+
+    def id_type(self, of_ids: IdType) -> pa.DataType:
+        return self._of_corpus.get("id", arrow_type(of_ids))
+
+    def ids(self, ids: Sequence[RecordId | None], of_ids: IdType) -> pa.Array:
+        with _of_column("id"):
+            return column_of(ids, self.id_type(of_ids))
+
+    def _array(self, name: str, values: Sequence[Any]) -> pa.Array:
+        dtype = self._types[name]
+        if name not in self._of_corpus:
+            return pa.array([_value(value, dtype) for value in values], dtype)
+        restore = self._restore[name]
+        with _of_column(name):
+            return pa.array(values if restore is None else [restore(value) for value in values], dtype)
 
     def _types_of_all(self) -> dict[str, pa.DataType]:
-        return {name: _type_of(seen - {"null"}) for name, seen in self._seen.items()}
+        return {name: self._of_corpus.get(name) or _type_of(seen - {"null"}) for name, seen in self._seen.items()}
+
+
+@contextmanager
+def _of_column(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise OtherType(name) from error
 
 
 def _kind(value: object) -> str:

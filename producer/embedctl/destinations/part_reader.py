@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from embedctl.corpus.column_types import readable
 from embedctl.corpus.digests import NO_DIGEST, as_rows
-from embedctl.corpus.kept import TEXT_SHA256, TOKENS
+from embedctl.corpus.kept import TEXT_SHA256, TOKENS, as_plain
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
 from embedctl.destinations.place import place_of
 from embedctl.destinations.released import refuse_database
@@ -20,7 +21,7 @@ from embedctl_config.errors import JobDrained, MissingExtra
 from embedctl_config.wire import ErrorCode
 
 try:
-    from embedctl.destinations.parquet import pq, vectors_in
+    from embedctl.destinations.parquet import pa, pq, vectors_in
     from embedctl.destinations.part import footer_of, rows_of_chunks
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
@@ -146,11 +147,16 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
         ],
         precision=str(footer.get("precision", "")),
         bounds=str(footer.get("bounds", "")),
-        kept=kept.to_pylist() if kept.num_columns else None,
+        kept=_kept_of(kept) if kept.num_columns else None,
         tokens=None if tokens is None else tokens.fill_null(0).to_numpy().astype(np.int64),  # 0 without a vector
         digests=None if digests is None else as_rows(b"".join(each or NO_DIGEST for each in digests.to_pylist())),
         stored_as="" if numbers.kind is OutputType.FLOAT32 else numbers.kind.value,
     )
+
+
+def _kept_of(columns: Any) -> list[Mapping[str, Any]]:
+    columns = columns.cast(pa.schema([pa.field(each.name, readable(each.type)) for each in columns.schema]))
+    return [as_plain(row) for row in columns.to_pylist()]
 
 
 def _column(table: Any, name: str, kind: str) -> Any:

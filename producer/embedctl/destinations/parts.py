@@ -61,7 +61,8 @@ class _Parts(Drain[OpenPart]):
 
     def _begin(self) -> None:
         self._numbers = self._agreed(self._wanted)
-        self._kept = KeptColumns(self._source.status.options.get("keep", ()))
+        options = self._source.status.options
+        self._kept = KeptColumns(options.get("keep", ()), options.get("column_types"))
 
     def _begun(self, *, of_corpus: bool) -> OpenPart:
         path = self._place.local(self._list.next_name(of_corpus=of_corpus))

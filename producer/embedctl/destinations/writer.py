@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,8 @@ from embedctl_config.errors import JobError
 @dataclass(frozen=True, slots=True)
 class Content:
     """What a file is to hold, of a job with so many records and these kept fields: `tokens` if columns tell those of
-    each record. `about` tells at the end what the vectors are; None if the job has no digests."""
+    each record. `about` tells at the end what the vectors are; None if the job has no digests. `column_types`
+    are those of the corpus."""
 
     path: Path
     records: int
@@ -29,13 +30,15 @@ class Content:
     numbers: Numbers = FLOAT32
     tokens: bool = False
     about: Callable[[], Contract] | None = None
+    column_types: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, job: JobStatus, path: Path, numbers: Numbers, about: Callable[[], Contract]) -> Self:
         """All of a job's results."""
         options = job.options
         digests = about if options.get("digests") else None
-        return cls(path, job.records, options.get("keep", ()), numbers, tells_tokens(options), digests)
+        types = options.get("column_types")
+        return cls(path, job.records, options.get("keep", ()), numbers, tells_tokens(options), digests, types)
 
 
 class Writer(ABC):

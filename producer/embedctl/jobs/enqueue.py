@@ -48,7 +48,7 @@ T = TypeVar("T")
 #: An inline job has at most so many records and bytes. A larger one is not held up by a few round trips.
 _INLINE_RECORDS, _INLINE_BYTES = 256, 32 * 1024
 #: Options that do not have to be the same when a job is resumed.
-_NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane")
+_NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane", "column_types")
 #: Options that decide what is stored for each record, and so are compared even where they are not given.
 _OF_RECORDS = ("keep", "count_tokens", "batch_file", "digests")
 #: Options that a gateway is not told: they are the submission's own.
@@ -56,7 +56,7 @@ _NOT_ASKED = ("resume", "duplicates")
 #: Options that every job holds.
 _ALWAYS_HELD = (*DECIDING_OPTIONS, "dimensions", "chunk_size")
 #: Those that a job holds only if they are set.
-_IF_SET = (*LATER_OPTIONS, *_OF_RECORDS)
+_IF_SET = (*LATER_OPTIONS, *_OF_RECORDS, "column_types")
 
 
 def enqueue_embeddings(

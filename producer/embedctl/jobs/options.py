@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
@@ -95,6 +95,7 @@ class SubmitOptions:
     other option given must be the same as when the job was begun. `keep` names the fields that the records hold as kept
     fields, and so must always be the same. `batch_file`: the job is made of an OpenAI batch file. `drain` asks for a
     job that pauses while Redis holds too many of its results; somebody must drain it.
+    `column_types` are those of a corpus in parquet; see :mod:`embedctl.corpus.column_types`.
     """
 
     model: str | None = None
@@ -119,6 +120,7 @@ class SubmitOptions:
     tenant: str | None = None
     lane: str | None = None
     digests: bool = False
+    column_types: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, **given: Unpack[JobOptions]) -> Self:

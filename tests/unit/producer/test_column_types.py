@@ -1,0 +1,101 @@
+"""The columns of a corpus in parquet come out with their types, whatever these are."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embedctl.corpus.column_types import written
+from embedctl.corpus.reading import open_corpus
+from embedctl.corpus.rows import Rows
+from embedctl.destinations.loop import BeginAgain
+from embedctl.destinations.parquet import KeptColumns, ParquetWriter
+from embedctl.destinations.writer import Content
+from tests.support.result_chunks import result_chunk, unit_vectors
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 600)
+COLUMNS: list[tuple[Any, Any]] = [
+    (pa.int8(), -5),
+    (pa.uint64(), 2**64 - 1),
+    (pa.float32(), 0.1),
+    (pa.float16(), 0.5),
+    (pa.bool_(), True),
+    (pa.large_string(), "ü"),
+    (pa.binary(), b"\1\xff"),
+    (pa.binary(2), b"\1\xff"),
+    (pa.decimal128(5, 2), Decimal("1.10")),
+    (pa.decimal256(50, 3), Decimal("1.100")),
+    (pa.date32(), date(2026, 1, 2)),
+    (pa.time32("ms"), time(3, 4, 5)),
+    (pa.time64("us"), time(3, 4, 5, 6)),
+    (pa.time64("ns"), 3_000_000_001),
+    (pa.timestamp("ms"), MOMENT.replace(microsecond=0)),
+    (pa.timestamp("us"), MOMENT),
+    (pa.timestamp("us", "Europe/Berlin"), MOMENT.replace(tzinfo=UTC)),
+    (pa.timestamp("ns"), 1_767_323_045_000_000_001),
+    (pa.timestamp("ns", "+02:00"), -1),
+    (pa.duration("ms"), timedelta(milliseconds=1500)),
+    (pa.uuid(), bytes(15) + b"\5"),
+    (pa.list_(pa.date32()), [date(2026, 1, 2), None]),
+    (pa.list_(pa.timestamp("ns")), [1, None]),
+    (pa.large_list(pa.int32()), [1]),
+    (pa.list_(pa.float32(), 2), [1.5, 2.5]),
+    (pa.struct([("d", pa.decimal128(5, 2)), ("n", pa.list_(pa.binary()))]), {"d": Decimal("1.10"), "n": [b"\xff"]}),
+    (pa.map_(pa.string(), pa.date32()), [("k", date(2026, 1, 2))]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), COLUMNS, ids=lambda each: str(each) if isinstance(each, pa.DataType) else ""
+)
+def test_a_kept_column_comes_out_as_it_was(tmp_path: Path, kind: Any, value: Any) -> None:
+    column = pa.array([value, None], kind)
+    pq.write_table(pa.table({"text": ["a", "b"], "k": column}), tmp_path / "c.parquet")
+    corpus = open_corpus(str(tmp_path / "c.parquet"), rows=Rows(100, keep=("k",)))
+    rows = [json.loads(record.kept or b"") for record in corpus.records()]
+    columns = KeptColumns(["k"], corpus.column_types())
+    assert not columns.widened_by(rows)
+    (found,) = columns.arrays(rows)
+    assert found.type == pq.read_schema(tmp_path / "c.parquet").field("k").type == kind
+    assert found.equals(column)
+
+
+def test_ids_come_out_with_the_type_of_their_column(tmp_path: Path) -> None:
+    kind = pa.decimal128(3, 2)
+    writer = ParquetWriter(Content(tmp_path / "v.parquet", 2, column_types={"id": written("id", kind)}))
+    writer.write(result_chunk(unit_vectors(2, 4), ids=[Decimal("1.10"), None]))
+    writer.finish()
+    assert pq.read_table(tmp_path / "v.parquet")["id"].combine_chunks().equals(pa.array([Decimal("1.10"), None], kind))
+
+
+def test_values_of_another_type_than_the_corpus_had_take_a_type_of_their_own(tmp_path: Path) -> None:
+    types = {"k": written("k", pa.date32()), "gone": "no type"}
+    writer = ParquetWriter(Content(tmp_path / "v.parquet", 2, ("k",), column_types=types))
+    chunks = [result_chunk(unit_vectors(1, 4), kept=[{"k": value}]) for value in ("2026-01-02", "no date")]
+    writer.write(chunks[0])
+    with pytest.raises(BeginAgain):
+        writer.write(chunks[1])
+    for chunk in chunks:
+        writer.write(chunk)
+    writer.finish()
+    assert pq.read_table(tmp_path / "v.parquet")["k"].to_pylist() == ["2026-01-02", "no date"]
+
+
+def test_types_are_those_that_all_files_have(tmp_path: Path) -> None:
+    for name, kind in (("a", pa.int32()), ("b", pa.int32()), ("c", pa.int64())):
+        pq.write_table(pa.table({"text": ["a"], "k": pa.array([1], kind)}), tmp_path / f"{name}.parquet")
+    (tmp_path / "d.jsonl").write_text('{"text": "a"}')
+    rows = Rows(100, keep=("k",))
+
+    def found(*names: str) -> dict[str, str]:
+        return open_corpus(*(str(tmp_path / name) for name in names), rows=rows).column_types()
+
+    assert found("a.parquet", "b.parquet") == {"k": written("k", pa.int32())}
+    assert found("a.parquet", "c.parquet") == found("a.parquet", "d.jsonl") == {}
