@@ -28,6 +28,7 @@ from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
 from embedctl.jobs.options import SubmitOptions
 from embedctl_config.errors import BatchFileError, InputError, SettingsError
+from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -127,6 +128,11 @@ class CorpusChoice:
         answers = isinstance(output, Path) and guess_format(output) == "jsonl"
         return self.corpus if isinstance(self.corpus, BatchCorpus) and answers else None
 
+    def refuse_ids(self, why: Callable[[RecordId], str]) -> None:
+        """Take ids that the destination can't hold, and says why, for bad lines."""
+        if isinstance(self.corpus, Corpus):
+            self.corpus.rows.id_type.refuses = why
+
     @property
     def keep(self) -> Sequence[str]:
         """The fields that the user wants to come out beside the vectors."""
@@ -168,15 +174,15 @@ class CorpusChoice:
 
     def _records(self, skipped: Skipped | None) -> Iterator[Record]:
         skipped = Skipped() if skipped is None else skipped
-        empty = True
+        count = 0
         records = self.corpus.records(skipped if self.skip_bad_lines else None)
         if self.unique_ids and not self.corpus.rereadable:
             records = unique.checked(records)
         for record in records:
-            empty = False
+            count += 1
             yield record
-        skipped.sum_up()
-        if empty:
+        skipped.sum_up(count)
+        if not count:
             raise self.corpus.empty()
 
 
@@ -236,7 +242,8 @@ class Skipped:
         self.lines += 1
         click.echo(f"skipped before record {position}: {error}", err=True)
 
-    def sum_up(self) -> None:
+    def sum_up(self, records: int) -> None:
         if self.lines:
             lines = "1 bad line" if self.lines == 1 else f"{self.lines:,} bad lines"
-            click.echo(f"skipped {lines}; positions count the records that are left", err=True)
+            read = self.lines + records
+            click.echo(f"skipped {lines} of {read:,} read; positions count the records that are left", err=True)

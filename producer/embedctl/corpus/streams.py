@@ -42,7 +42,8 @@ _HEAD_BYTES = 64 * 1024
 #: and the names of fields are ASCII in any language, unless its lines are of one script without spaces.
 _LEAST_NULS = 0.1
 _ONE_OF_TWO = 4
-_LAST_PLANE = 16
+#: No script has characters beyond this plane, whose number is the second highest byte of UTF-32; the highest is 0.
+_LAST_PLANE = 3
 #: The end mark that old DOS tools write.
 _DOS_END = b"\x1a"
 
@@ -155,7 +156,6 @@ def _encoding_of(head: bytes) -> str:
         if head.startswith(mark):
             return encoding
     if len(head) >= 8 and len(units := head[: len(head) & ~3]):
-        # No character has a number of more than 21 bits.
         if not any(units[3::4]) and max(units[2::4]) <= _LAST_PLANE:
             return "utf-32-le"
         if not any(units[::4]) and max(units[1::4]) <= _LAST_PLANE:

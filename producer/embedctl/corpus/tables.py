@@ -130,9 +130,12 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
             rows.check_columns(_nested(file.schema_arrow), name)
             # Columns that are not there are left out, and a path selects one field of a struct.
             batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=rows.fields)
+            number = 0
             for number, row in enumerate((row for batch in batches for row in _python_rows(_cast(batch))), start=1):
                 # A struct that is null has no fields.
                 yield rows.line(row, f"{name}, row {number}", absent=None)
+            if number != file.metadata.num_rows:
+                raise InputError(f"{name} has {file.metadata.num_rows:,} rows, and {number:,} could be read")
     except pyarrow.ArrowException as error:
         raise InputError(f"{name} can't be read as parquet: {error}") from error
 

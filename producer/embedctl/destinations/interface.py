@@ -195,6 +195,10 @@ class Destination(ABC):
             OutputError: it has other columns, or ids of a type that those of the contract can't have.
         """
 
+    def refuses(self, label: RecordId) -> str:
+        """Why no row can have such an id, as far as that is known beforehand; empty if one can."""
+        return ""
+
     def take_ids(self, found: IdType, contract: Contract) -> None:
         """Take note of the type of the ids there. Text holds ids of any type, and that is said."""
         self.id_type, wanted = found, IdType.named(contract.ids)

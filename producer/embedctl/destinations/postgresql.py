@@ -69,10 +69,12 @@ class PostgresTable(Destination):
             self._contract = contract
             return self._opened(cursor)
 
+    def refuses(self, label: RecordId) -> str:
+        return "PostgreSQL's text holds no NUL" if isinstance(label, str) and "\0" in label else ""
+
     def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         with self._transaction() as cursor:
-            # Text can't hold a NUL, so no row has such an id.
-            held = [label for label in ids if not isinstance(label, str) or "\0" not in label]
+            held = [label for label in ids if not self.refuses(label)]
             query = sql.SQL("SELECT id, source FROM {} WHERE id = ANY(%s::{}[])").format(self._table, self._id_type)
             return dict(cursor.execute(query, (held,)).fetchall())
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import logging
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from embedctl_config.wire import RecordKind
 TWO_LINES = "ä one\ntwo\n"
 TWO_OBJECTS = '{"text": "ä one"}\n{"text": "two"}\n'
 TWO_ROWS = "id,text\n1,ä one\n2,two\n"
+
+WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 Make = Callable[..., Corpus]
 
@@ -36,7 +41,7 @@ def texts(corpus: Corpus) -> list[str]:
     return [record.text.decode() for record in corpus.records()]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+@pytest.mark.parametrize("encoding", [*WIDE, "utf-16", "utf-32", "utf-8-sig"])
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -81,7 +86,9 @@ def test_nul_bytes_within_utf_8_stay(corpus: Make) -> None:
         ("c.txt", b"a\rb\rc\n", ["a", "b", "c"]),
         ("c.csv", b"id,text\r1,a\r2,b\r", ["a", "b"]),
         ("c.jsonl", b'{"text": "a"}\r{"text": "b"}\r', ["a", "b"]),
-        ("c.txt", b"a\r\nb\rc\r\n", ["a", "b\rc"]),
+        *(("c.txt", "日本語\n漢字".encode(wide), ["日本語", "漢字"]) for wide in WIDE),
+        ("c.txt", b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "b"]),
+        ("c.jsonl", b'{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n', ["a", "b"]),
         ("c.csv", b"id,text\n1,a\n\x1a", ["a"]),
         ("c.jsonl", b'{"text": "a"}\n\x1a', ["a"]),
         ("c.txt", b"a\n\x1a", ["a"]),
@@ -100,6 +107,31 @@ def test_nul_bytes_within_utf_8_stay(corpus: Make) -> None:
 )
 def test_what_programs_write_is_read(corpus: Make, name: str, content: bytes, expected: list[str]) -> None:
     assert texts(corpus(name, content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("c.txt", b"a\r\nb\rc\r\nd", "line 2: a carriage return stands within the line"),
+        ("c.csv", b"id,text\n1,a\n\xef\xbb\xbfid,text\n2,d\n", "line 3: the names of the columns once more"),
+    ],
+)
+def test_what_joined_files_leave_is_no_text(corpus: Make, name: str, content: bytes, said: str) -> None:
+    bad: list[str] = []
+    found = corpus(name, content).records(lambda error, _: bad.append(str(error)))
+    assert [record.text for record in found] == [b"a", b"d"]
+    assert len(bad) == 1
+    assert said in bad[0]
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_nothing_of_a_compressed_file_is_left_out(corpus: Make, name: str, pack: Callable[[bytes], bytes]) -> None:
+    name = f"c.txt.{name}"
+    one, two = pack(b"a\n"), pack(b"b\n" * 100_000)
+    assert texts(corpus(name, one + two + bytes(8))) == ["a", *["b"] * 100_000]
+    for damaged in (one + b"junk" + two, one + two[:-9], b"junk", one + two[:20] + bytes(9) + two[29:]):
+        with pytest.raises(InputError, match="can't be read"):
+            texts(corpus(name, damaged))
 
 
 def test_a_tsv_that_a_program_wrote_with_quotes_is_read_so(corpus: Make) -> None:
