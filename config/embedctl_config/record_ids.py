@@ -98,8 +98,8 @@ def usable(value: object) -> RecordId | None:
     label = _typed(value)
     if label is None:
         return None
-    if isinstance(label, int) and not -(2**63) <= label < 2**63:
-        raise ValueError("is a whole number beyond 64 bits with a sign: write it as text")
+    if isinstance(label, int):
+        label = _bounded(label)
     if isinstance(label, Decimal):
         label = _plain_decimal(label)
     try:
@@ -129,6 +129,12 @@ def _typed(value: object) -> RecordId | None:
     return operator.index(value) if hasattr(value, "__index__") and not getattr(value, "ndim", 0) else None
 
 
+def _bounded(label: int) -> int:
+    if not -(2**63) <= label < 2**63:
+        raise ValueError("is a whole number beyond 64 bits with a sign: write it as text")
+    return label
+
+
 def _plain_decimal(label: Decimal) -> Decimal:
     if not label.is_finite():
         raise ValueError("is a decimal that is no number")
@@ -152,7 +158,7 @@ def from_wire(kind: int, data: bytes) -> RecordId:
     if kind == Kind.TEXT:
         return text
     if kind == Kind.WHOLE:
-        return int(text)
+        return _bounded(int(text))
     if kind == Kind.UUID:
         return UUID(text)
     if kind == Kind.DATE:
@@ -160,9 +166,9 @@ def from_wire(kind: int, data: bytes) -> RecordId:
     if kind != Kind.DECIMAL:
         raise ValueError(f"{kind} is no type of ids")
     try:
-        return Decimal(text)
+        return _plain_decimal(Decimal(text))
     except ArithmeticError:
-        raise ValueError(f"{text!r} is no decimal") from None
+        raise ValueError("is no decimal") from None
 
 
 def to_json(label: RecordId | None) -> str | int | None:
