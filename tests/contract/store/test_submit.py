@@ -185,7 +185,7 @@ def test_a_producer_may_give_up(settings: Settings, broker: Broker, monkeypatch:
 def test_a_job_whose_ids_must_be_unique_is_cancelled_for_an_id_twice(broker: Broker, settings: Settings) -> None:
     texts = ["a", "b", "c", "d"]
     with pytest.raises(InputError, match="record 3: its id is that of record 1"):
-        enqueue_embeddings(iter(texts), ids=["0", "1", None, 1], duplicates="error", chunk_size=1, settings=settings)
+        enqueue_embeddings(iter(texts), ids=[0, 1, None, 1], duplicates="error", chunk_size=1, settings=settings)
     assert [job.state for job in broker.jobs.newest()] == [JobState.CANCELLED]
     job = enqueue_embeddings(texts, ids=[None, None, 1, 2], duplicates="error", settings=settings)
     assert job.status().records == 4
