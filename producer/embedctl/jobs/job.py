@@ -338,9 +338,12 @@ class Job:
     def cancel(self) -> JobStatus:
         """End the job now. Workers stop at their next batch, and what was stored is freed. An ended job stays as it
         is."""
-        if self._broker.jobs.cancel(self._id) is JobState.CANCELLED:
-            self._free()
-        return self.status()
+        self._broker.jobs.cancel(self._id)
+        self._waiter.forget()
+        status = self.status()
+        if status.state is JobState.CANCELLED:  # else it ended before, or Redis has lost the cancellation by now
+            self._broker.upkeep.free(self._id, status.chunks)
+        return status
 
     def discard(self) -> None:
         """Free the job and everything stored for it, now."""
