@@ -156,8 +156,14 @@ def test_a_submission_drains_into_a_folder(here: Here, outside: Outside) -> None
         assert begun.returncode == 0, begun.stderr
         assert here.broker.jobs.status(begun.stdout.strip()).results_high_water
         done = here.embedctl("fetch", begun.stdout.strip(), "-o", "parts/", "--quiet")
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
+        assert done.returncode == 0, done.stderr
+        np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
+        known = len(list(here.broker.jobs.newest()))
+        refused = here.embedctl("submit", "corpus.txt", "-o", "parts/", "--resume", "another", status=2)
+        assert f"of job {begun.stdout.strip()}: choose another folder" in refused.stderr
+        for _ in range(2):
+            here.embedctl("submit", "corpus.txt", "-o", "more/", "--resume", "k", status=0)
+        assert len(list(here.broker.jobs.newest())) == known + 1
 
 
 def vectors_in(folder: Path) -> Any:
