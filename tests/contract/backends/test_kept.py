@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,15 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.backends.torch import kept, loading
+from embedctl_workers.backends.torch.backend import TorchBackend
+from embedctl_workers.backends.torch.kept import PackedModel, keep_model, kept_model
+from embedctl_workers.backends.torch.packed.packable import packable
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models import references
+from embedctl_workers.models.files import resolve_model
+from embedctl_workers.models.gate_texts import PROMPT
+from embedctl_workers.models.gate_texts import TEXTS as GATE_TEXTS
+from embedctl_workers.models.references import references_path
 from tests.support.chunks import encode
 from tests.support.model_families import edit, edit_weights
 from tests.support.references_here import sentence_transformer
@@ -125,3 +134,26 @@ def test_files_that_sentence_transformers_reads_otherwise_are_not_kept(
     )
     assert np.array_equal(vectors_of(load()), expected)
     assert len(list((tmp_path / "cache" / "loaded").iterdir())) == 1
+
+
+def test_what_is_shipped_is_what_sentence_transformers_makes_of_the_model(tmp_path: Path) -> None:
+    """After a change of a format or of the texts: `embedctl model verify` makes both files in its cache."""
+    files, cache = resolve_model("all-MiniLM-L6-v2"), tmp_path / "cache"
+    host = Host(threads=1, cache=cache)
+    made = references._load(references_path(files, host))
+    assert made is not None, "there is no shipped file of this name"
+    theirs = sentence_transformer(files.folder)
+    for prompt, vectors in ((None, made["plain"]), (PROMPT, made["prompted"])):
+        expected = theirs.encode(list(GATE_TEXTS.values()), prompt=prompt, batch_size=1)
+        np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    shipped = kept_model(files, host)
+    assert shipped is not None
+    model = TorchBackend(files, host, engine="padded")
+    packed = packable(model._model)
+    assert packed is not None
+    rules = replace(shipped.rules, tokenizer=model._tokenizer.backend_tokenizer.to_str())
+    same = keep_model(files, host, model._model, PackedModel(rules, *packed))
+    assert same is not None
+    (record,) = (cache / "loaded").iterdir()
+    (of_ours,) = Path(kept.__file__).parents[2].glob("models/known/*.json")
+    assert json.loads(record.read_text()) == json.loads(of_ours.read_text())

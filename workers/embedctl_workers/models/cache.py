@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from embedctl_config import durable, locks
@@ -17,6 +18,7 @@ from embedctl_config.settings import Settings, expanded
 
 log = logging.getLogger(__name__)
 
+_SHIPPED = files("embedctl_workers.models") / "known"
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 #: The mode of what other users may read, and only this user may write: otherwise it would not be trusted.
@@ -82,6 +84,12 @@ def kept(path: Path) -> bytes | None:
     except OSError as error:
         log.warning("%s can't be read and is made again: %s", path, error)
         return None
+
+
+def shipped(name: str) -> bytes | None:
+    """The contents of a file that comes with the package for a known model, by its name; None if there is none."""
+    file = _SHIPPED / name
+    return file.read_bytes() if file.is_file() else None
 
 
 def make_readable(path: Path) -> None:

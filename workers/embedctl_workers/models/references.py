@@ -24,7 +24,7 @@ from embedctl.common.processes import running
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import keep, kept, locked, private_folder
+from embedctl_workers.models.cache import keep, kept, locked, private_folder, shipped
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
 from embedctl_workers.models.longest import longest_text
@@ -36,7 +36,8 @@ _FORMAT = 1
 
 
 def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) -> Vectors:
-    """The model's own vectors of the gate's texts, from the cache or computed now, which takes some seconds.
+    """The model's own vectors of the gate's texts, from the cache, as shipped for a known model, or computed now, which
+    takes some seconds.
 
     They are float32, texts × dimensions, not normalised unless the model itself does so. A prompt of None is the
     model's default; the only other one is the gate's, :data:`~.gate_texts.PROMPT`.
@@ -66,7 +67,7 @@ def references_path(files: ModelFiles, host: Host) -> Path:
 
 def _load(path: Path) -> dict[str, Vectors] | None:
     """The vectors of a file; None if there is none, or it is damaged or not trusted."""
-    data = kept(path)
+    data = kept(path) or shipped(path.name)
     if data is None:
         return None
     try:

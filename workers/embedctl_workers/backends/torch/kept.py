@@ -25,7 +25,7 @@ from embedctl_workers.arrays.tokens import Side
 from embedctl_workers.backends.torch.packed.modules import MODES, FirstDimensions, Normalized, Pooled, Projected
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import keep, kept
+from embedctl_workers.models.cache import keep, kept, shipped
 from embedctl_workers.models.files import ModelFiles, read_json
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class PackedModel:
 
 
 def kept_model(files: ModelFiles, host: Host) -> PackedModel | None:
-    """The model as it was kept; None if it was not."""
+    """The model as it was kept on this machine, or by us for a known model; None if it was not."""
     path = _path(files, host)
-    data = kept(path)
+    data = kept(path) or shipped(f"{files.fingerprint}-{_FORMAT}.json")
     if data is None:
         return None
     try:
