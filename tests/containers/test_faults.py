@@ -138,21 +138,6 @@ def test_redis_with_a_full_volume_pauses_what_it_can_t_keep(slow: Boxes) -> None
     slow.wait_healthy("redis")
 
 
-def test_a_user_who_does_not_own_what_is_mounted_is_told_the_remedy_in_one_line(slow: Boxes) -> None:
-    volume = (
-        slow.compose("run", "--rm", "--no-TTY", "--user", "12345:12345", "cpu", check=False).strip().splitlines()[-1]
-    )
-    assert "belongs to user 10001, and this is user 12345" in volume
-    assert "EMBEDCTL_CACHE_DIR" in volume
-    (slow.folder / "data" / "corpus.jsonl").write_text('{"text": "one"}\n')
-    data = slow.compose(
-        *("run", "--rm", "--no-TTY", "--user", "12345:12345", "cli", "submit", "corpus.jsonl", "-o", "v.npy"),
-        check=False,
-    )
-    assert "Traceback" not in data
-    assert "/data" in data.strip().splitlines()[-1]
-
-
 @long
 def test_the_clock_of_a_worker_may_be_wrong(slow: Boxes) -> None:
     """Containers have the clock of their host, so the worker's Python gets another one."""

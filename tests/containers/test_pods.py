@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.containers.boxes import MODEL, READY_S, Boxes, docker
+from tests.containers.boxes import MODEL, docker
+from tests.containers.conftest import put_model
 from tests.support.containers import ROOT
-from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MANIFEST = next(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "worker-cpu.yaml").read_text()))
 POD: dict[str, Any] = MANIFEST["spec"]["template"]["spec"]
 USER = f"{POD['securityContext']['runAsUser']}:{POD['securityContext']['runAsGroup']}"
-ALONE = ("--user", USER, "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp")
+IMAGE = POD["containers"][0]["image"]
+ALONE = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp")
 
 
 @pytest.fixture
@@ -47,50 +48,48 @@ def volume() -> Iterator[Path]:
     folder.rmdir()
 
 
-def mount(volume: Path, container: dict[str, Any], sub_path: bool = True) -> str:
+def mount(volume: Path, container: dict[str, Any]) -> str:
     (found,) = [each for each in container["volumeMounts"] if each["name"] == "cache"]
-    source = volume / found.get("subPath", "") if sub_path else volume
-    return f"{source}:{found['mountPath']}"
+    return f"{volume / found.get('subPath', '')}:{found['mountPath']}"
 
 
-def worker(boxes: Boxes, mounted: str) -> list[str]:
-    """The pod's container, in the networks and with the settings of the stack."""
+@pytest.fixture(scope="module")
+def models(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    put_model(folder)
+    return folder
+
+
+def verify(models: Path, mounted: str, user: str = USER) -> str:
+    """What a worker's image says of its model and cache, without a network; it loads and keeps as a worker does."""
     (container,) = POD["containers"]
-    return [
-        *ALONE,
-        *("--network", f"{boxes.project}_workers", "--volume", mounted),
-        *("--volume", f"{boxes.folder}/config/containers.toml:/etc/embedctl/embedctl.toml:ro"),
-        *("--volume", f"{boxes.folder}/secrets/worker:/run/secrets/embedctl/worker:ro"),
-        *("--env", "EMBEDCTL_CONFIG=/etc/embedctl/embedctl.toml", "--env", f"EMBEDCTL_MODEL={MODEL}"),
-        *("--env", "EMBEDCTL_REDIS_URL=redis://worker@redis:6379/0"),
-        *("--env", "EMBEDCTL_REDIS_PASSWORD_FILE=/run/secrets/embedctl/worker"),
-        *(container["image"], *container["args"]),
-    ]
+    mounts = ("--volume", f"{models}:/models:ro", "--volume", mounted)
+    command = ("model", "verify", MODEL, "--class", "cpu")
+    return docker(
+        "run", "--rm", "--network", "none", "--user", user, *ALONE, *mounts, container["image"], *command, check=False
+    )
 
 
-def test_a_worker_starts_on_the_cache_of_the_manifests(slow: Boxes, volume: Path) -> None:
+def test_the_cache_of_the_manifests_is_trusted_and_filled(models: Path, volume: Path) -> None:
     (first,) = POD["initContainers"]
     entry, *arguments = first["command"]
     for _ in range(2):  # a second start of the pod finds what the first one left
-        docker(
-            "run", "--rm", *ALONE, "--entrypoint", entry, "--volume", mount(volume, first), first["image"], *arguments
-        )
-    name = f"{slow.project}-pod"
-    docker("run", "--detach", "--name", name, *worker(slow, mount(volume, POD["containers"][0])))
-    try:
-        eventually(
-            lambda: docker("exec", name, "embedctl", "worker", "--ready", check=False).startswith("ready"),
-            READY_S,
-            what="the pod's worker",
-            show=lambda: docker("logs", name, check=False),
-        )
-        assert "torch's own" not in docker("logs", name, check=False)
-        assert list((volume / "cache").iterdir())
-    finally:
-        docker("rm", "--force", name)
+        made = ("--user", USER, "--entrypoint", entry, "--volume", mount(volume, first))
+        docker("run", "--rm", *ALONE, *made, first["image"], *arguments)
+    told = verify(models, mount(volume, POD["containers"][0]))
+    assert "another user could replace" not in told
+    assert list((volume / "cache" / "kernels").iterdir())
 
 
-def test_on_the_top_of_the_volume_it_refuses_to_start(slow: Boxes, volume: Path) -> None:
-    (container,) = POD["containers"]
-    told = docker("run", "--rm", *worker(slow, mount(volume, container, sub_path=False)), check=False)
-    assert "can be written to by everyone (mode 2777)" in told
+@pytest.mark.parametrize(
+    ("user", "reason"), [(USER, "can be written to by everyone (mode 2777)"), ("12345:12345", "belongs to user")]
+)
+def test_a_cache_that_others_could_change_is_refused_with_the_remedy(
+    models: Path, volume: Path, user: str, reason: str
+) -> None:
+    """On the top of the volume; and with a folder of it that is another user's."""
+    mine = volume / "mine"
+    docker("run", "--rm", *ALONE, "--user", USER, "--entrypoint", "mkdir", "--volume", f"{volume}:/v", IMAGE, "/v/mine")
+    told = verify(models, f"{volume if user == USER else mine}:/var/cache/embedctl", user).strip().splitlines()[-1]
+    assert reason in told
+    assert "To repair it (as root): ch" in told

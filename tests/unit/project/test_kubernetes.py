@@ -145,6 +145,17 @@ def test_a_container_may_do_nothing_but_its_work(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKERS)
+def test_a_worker_s_cache_is_a_folder_that_its_own_user_made(name: str) -> None:
+    """The top of a volume is root's and open to all; tests/containers run a worker on such a volume."""
+    (first,) = pod(name)["initContainers"]
+    assert (first["image"], first["securityContext"]) == (container(name)["image"], container(name)["securityContext"])
+    (made,) = first["volumeMounts"]
+    (cache,) = [each for each in container(name)["volumeMounts"] if each["name"] == made["name"] == "cache"]
+    assert first["command"] == ["mkdir", "--parents", "--mode=755", f"{made['mountPath']}/{cache['subPath']}"]
+    assert cache["mountPath"] == "/var/cache/embedctl"
+
+
+@pytest.mark.parametrize("name", WORKERS)
 def test_a_drain_of_nodes_leaves_workers(name: str) -> None:
     budget = of_kind("PodDisruptionBudget")[name]["spec"]
     assert budget["maxUnavailable"] == "25%"
