@@ -32,12 +32,15 @@ for number = tonumber(ARGV[6]), tonumber(ARGV[7]) do
   redis.call('ZADD', KEYS[5] .. 'wait:normal:' .. tenant .. ':' .. place, number, id)
   redis.call('ZADD', KEYS[5] .. 'flows:normal:' .. place, 0, tenant)
 end
-redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], ARGV[3], 'normal:' .. ARGV[3])
+redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], 'normal:' .. ARGV[3])
 """
-#: So many at a time.
-_LOADED = 5000
-#: Commands that Redis keeps the durations of.
-_LISTED = 100_000
+#: So many at a time: Redis refuses everybody while a script takes longer than 5 s.
+_LOADED = 500
+#: Redis keeps the durations of so many commands, and only of those that take longer (µs). If it kept that of each
+#: command in a script, the script would take longer by a seventh.
+_LISTED, _LONGER_US = 100_000, 20
+#: After so many steps, the worker is heard of again.
+_HEARD = 1000
 
 
 def cost_of_turns(*, tenants: int = 1000, jobs: int = 100_000, turns: int = 4000, fifo: bool = False) -> Figures:
@@ -55,8 +58,8 @@ def cost_of_turns(*, tenants: int = 1000, jobs: int = 100_000, turns: int = 4000
             if fifo:
                 with broker.connection.client() as client:
                     os.sched_setscheduler(client.info("server")["process_id"], os.SCHED_FIFO, os.sched_param(1))
-            texts = min(rounds + 2, chunks)
-            load_jobs(broker, tenants, jobs, chunks, size, with_text=(having + 2) * tenants, texts=texts)
+            texts = min(rounds + 1, chunks)
+            load_jobs(broker, tenants, jobs, chunks, size, with_text=(having + 1) * tenants, texts=texts)
             found |= {f"{kind}: {what}": value for what, value in cost(broker, tenants, rounds).items()}
     return found
 
@@ -77,13 +80,21 @@ def load_jobs(broker: Broker, tenants: int, jobs: int, chunks: int, size: int, *
 def cost(broker: Broker, tenants: int, rounds: int) -> Figures:
     """Take a chunk of each tenant and complete these, so often: what that costs, and in the first round."""
     took: dict[str, list[int]] = defaultdict(list)
+
+    def heard(step: int) -> None:
+        if step % _HEARD == 0:
+            broker.workers.beat(row())
+
     for number in range(rounds):
-        broker.workers.beat(row())
         first = "" if number else ", first chunks"
+        claims = []
         with _told(broker, took[f"next{first}"]):
-            claims = [take(broker, f"token-{number}-{each}") for each in range(tenants)]
+            for step in range(tenants):
+                heard(step)
+                claims.append(take(broker, f"token-{number}-{step}"))
         with _told(broker, took[f"complete{first}"]):
-            for claim in claims:
+            for step, claim in enumerate(claims):
+                heard(step)
                 assert claim is not None
                 value, report = encoded(claim.input)
                 answer = broker.jobs.complete(claim.job_id, claim.chunk, claim.token, value, report, fingerprint=MINE)
@@ -97,7 +108,7 @@ def _told(broker: Broker, durations: list[int]) -> Iterator[None]:
     """Add how long each script took (µs) that is run in the block."""
     with broker.connection.client() as client:
         client.config_set("slowlog-max-len", _LISTED)
-        client.config_set("slowlog-log-slower-than", 0)
+        client.config_set("slowlog-log-slower-than", _LONGER_US)
         client.slowlog_reset()
         yield
         durations += [

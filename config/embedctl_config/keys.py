@@ -206,15 +206,13 @@ QUEUES_TTL_S = 365 * 24 * 3600
 #: Hash: the job's state, counts and options.
 job = _of_job("", _PRODUCER, _WORKER, _MONITOR)
 
-#: Sorted set: leased chunks by the ends of their leases in ms.
-leases = _of_job(":leases", _PRODUCER, _WORKER)
-
-#: Hash: leased chunk → `token worker-instance work`, and the current row of a worker in careful mode. The work is an
-#: estimate, in tokens.
+#: Hash: leased chunk → `token worker-instance work claims end`, and the current row of a worker in careful mode. The
+#: work is an estimate, in tokens; the claims are how often the chunk was claimed; the end is that of the lease, in ms.
 owners = _of_job(":owners", _PRODUCER, _WORKER)
 
-#: Hash: chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON; `CHUNK:doubts` → what
-#: owners could not do with it, as JSON; `CHUNK:not` → the worker that leaves it to others, and until when.
+#: Hash: chunk that was given back → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON;
+#: `CHUNK:doubts` → what owners could not do with it, as JSON; `CHUNK:not` → the worker that leaves it to others, and
+#: until when.
 attempts = _of_job(":attempts", _PRODUCER, _WORKER, _MONITOR)
 
 #: Sorted set: chunks that were given back, by the time in ms when they may be taken again.
@@ -454,17 +452,3 @@ def of_queue(name: str) -> tuple[str, str]:
     """The hardware class and the model in a queue's name. The name of a class has no dot; that of a model may have."""
     hardware, _, model = name.removeprefix("embed.").partition(".")
     return hardware, model
-
-
-def of_job(job_id: str) -> list[str]:
-    """The first keys of every script, in the order of their names in `prelude.lua`."""
-    return [
-        job(job_id),
-        ACTIVE,
-        leases(job_id),
-        owners(job_id),
-        attempts(job_id),
-        ready(job_id),
-        events(job_id),
-        counted(job_id),
-    ]

@@ -27,6 +27,7 @@ from tests.chaos.real import RealWorkload
 from tests.chaos.report import Outcome, counts
 from tests.chaos.stack import GUARDED, OUTAGE, Death, Stack, Worker
 from tests.chaos.storm import Storm
+from tests.support.store import leases
 
 #: Producers pause while the backlog is about this large (seconds of encoding by one worker).
 _MOST_WAITING_S = 30.0
@@ -260,9 +261,10 @@ class _Campaign:
                 status = self._stack.broker.jobs.status(order.job_id)
                 now = self._stack.broker.connection.now_ms()
                 raw = self._stack.raw
+                given_back = raw.zrange(keys.ready(order.job_id), 0, 9, withscores=True)
                 leased, ready = (
-                    [(int(chunk), round((at - now) / 1000)) for chunk, at in raw.zrange(key, 0, 9, withscores=True)]
-                    for key in (keys.leases(order.job_id), keys.ready(order.job_id))
+                    [(int(chunk), round((at - now) / 1000)) for chunk, at in found]
+                    for found in ([*leases(raw, order.job_id).items()][:10], given_back)
                 )
                 words += [
                     f"{order.job_id} {status.state}, {status.done} + {status.failed} of {status.records} records",

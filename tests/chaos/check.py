@@ -96,7 +96,7 @@ def check_stopped(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expe
     verdict.must_be("positions of iter_errors()", [each.position for each in job.iter_errors()], sorted(failed))
     _check_readable(job, status.chunks, verdict)
     verdict.must_be("text kept", not freed(raw, job.id, results=False), False)
-    for key in (keys.leases(job.id), keys.ready(job.id), keys.suspects(job.id), keys.owners(job.id)):
+    for key in (keys.ready(job.id), keys.suspects(job.id), keys.owners(job.id)):
         verdict.must_be(f"{key.rpartition(':')[2]} kept", raw.exists(key), 0)
     return verdict
 
@@ -256,7 +256,6 @@ def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict
     if not status.drained_chunks:
         verdict.must_be("errors of all results", still_failed, failed)
     verdict.must_be("bits of counted", raw.bitcount(keys.counted(status.id)), status.chunks)
-    verdict.must_be("chunks leased", raw.zcard(keys.leases(status.id)), 0)
     verdict.must_be("chunks ready", raw.zcard(keys.ready(status.id)), 0)
     verdict.must_be("chunks suspect", raw.zcard(keys.suspects(status.id)), 0)
     verdict.must_be("chunks owned", raw.hlen(keys.owners(status.id)), 0)

@@ -33,7 +33,6 @@ def _deleted(field: str) -> Callable[[Any, str, float], object]:
 _DAMAGES = {
     "ready is a string": _retyped(keys.ready),
     "owners is a string": _retyped(keys.owners),
-    "leases is a string": _retyped(keys.leases),
     "attempts is a string": _retyped(keys.attempts),
     "its lane is unknown": _edited("lane", "none"),
     "next is no number": _edited("next", "x"),

@@ -169,9 +169,9 @@ def test_every_damage_is_seen(checked: Checked) -> None:
     raw.hincrby(keys.job(job_id), "done", 1)
     assert checked.verdict().other == 1
     raw.hincrby(keys.job(job_id), "done", -1)
-    raw.zadd(keys.leases(job_id), {"1": 1})
+    raw.hset(keys.owners(job_id), "1", "t w 1 1 1")
     assert checked.verdict().other == 1
-    raw.delete(keys.leases(job_id))
+    raw.delete(keys.owners(job_id))
     assert checked.verdict() == Verdict()
 
     raw.persist(key)
@@ -206,9 +206,9 @@ def test_every_damage_of_a_stopped_job_is_seen(stack: Stack) -> None:
     raw.set(keys.chunk_input(job.id, 0), b"text", ex=100)
     assert verdict().other == 1
     raw.delete(keys.chunk_input(job.id, 0))
-    raw.zadd(keys.leases(job.id), {"1": 1})
+    raw.hset(keys.owners(job.id), "1", "t w 1 1 1")
     assert verdict().other == 1
-    raw.delete(keys.leases(job.id))
+    raw.delete(keys.owners(job.id))
     raw.hset(keys.job(job.id), "failed", 0)
     assert verdict().other == 2  # the budget was not spent, and there are more errors than the status says
     raw.hset(keys.job(job.id), "failed", 1)

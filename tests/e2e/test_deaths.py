@@ -27,7 +27,7 @@ def submit(settings: Settings, *, records: int = 40, chunk_size: int = 10) -> Jo
 
 def row_in_hand(raw: redis_py.Redis, job: Job) -> int:
     """The current row of a worker in careful mode; -1 if there is none."""
-    rows = [int(owner[3]) for owner in owners(raw, job).values() if owner[3:] and owner[3]]
+    rows = [int(owner[5]) for owner in owners(raw, job).values() if owner[5:] and owner[5]]
     return max(rows, default=-1)
 
 

@@ -35,7 +35,7 @@ from tests.support.jobs import assert_encoded, owners, reference
 from tests.support.limits import settings_of
 from tests.support.processes import children, free_ports, is_running
 from tests.support.redis_server import as_user
-from tests.support.store import members, score
+from tests.support.store import leases, members, score
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import deaths, kept_alive
 
@@ -181,7 +181,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(here: Her
     *_, job = [submit(settings_of(here.environment), records=30) for _ in range(4)]
     eventually(lambda: owners(here.raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGSTOP)  # it claims and renews no more
-    lapse = {int(chunk): at for chunk, at in here.raw.zscan_iter(keys.leases(job.id))}
+    lapse = leases(here.raw, job.id)
     os.kill(before["slow"].pid, signal.SIGKILL)
     held = set(owners(here.raw, job))
     assert held

@@ -150,7 +150,7 @@ FAULTS: dict[str, Fault] = {
     "a chunk that is put back stays leased": Fault(
         "leases",
         "a chunk is leased, ready or suspect",
-        (InScript("prelude", "  redis.call('ZREM', leases, chunk)\n  redis.call('HDEL', owners, chunk)\n", ""),),
+        (InScript("prelude", "  redis.call('HDEL', owners, chunk)\n  if claims", "  if claims"),),
     ),
     "a job with chunks is not listed": Fault(
         "budget",

@@ -197,17 +197,15 @@ def _bytes_of_results(view: View) -> Iterator[Violation]:
 
 
 def _bookkeeping(view: View) -> Iterator[Violation]:
-    leased, ready, suspects, owned, tried = (
+    leased, ready, suspects, tried = (
         {int(each.split(b":")[0]) for each in view.fields(key(view.job_id))}
-        for key in (keys.leases, keys.ready, keys.suspects, keys.owners, keys.attempts)
+        for key in (keys.owners, keys.ready, keys.suspects, keys.attempts)
     )
     if view.ended:
         yield from _bookkeeping_is_gone(view)
     if both := leased & (ready | suspects) | ready & suspects:
         yield Violation("a chunk is leased, ready or suspect", f"chunks {sorted(both)} are two of these")
     ready |= suspects
-    if leased != owned:
-        yield Violation("what is leased has one owner", f"leased {sorted(leased)}, owned {sorted(owned)}")
     if done := [chunk for chunk in leased | ready if view.result(chunk) is not None]:
         yield Violation("nobody is to encode what is done", f"chunks {done}")
     if beyond := tried - leased - ready:
@@ -218,7 +216,7 @@ def _bookkeeping(view: View) -> Iterator[Violation]:
 
 
 def _bookkeeping_is_gone(view: View) -> Iterator[Violation]:
-    for key in (keys.leases, keys.owners, keys.attempts, keys.ready, keys.suspects):
+    for key in (keys.owners, keys.attempts, keys.ready, keys.suspects):
         if view.fields(key(view.job_id)):
             yield Violation("an ended job has no bookkeeping of its chunks", key(view.job_id))
 

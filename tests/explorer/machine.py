@@ -126,14 +126,14 @@ class Machine:
     def _lapses(self, state: State) -> Iterator[tuple[str, Callable[[World], None]]]:
         """Each time that may come to be past: what that is, and how it happens."""
         for view in self.world.views(state.snapshot):
-            for key, what in (
-                (keys.leases, "the lease of {} lapses"),
-                (keys.ready, "{} may be taken again"),
-                (keys.suspects, "{} may be taken again"),
-            ):
-                for chunk, score in sorted(view.fields(key(view.job_id)).items()):
+            for chunk, owner in sorted(view.fields(keys.owners(view.job_id)).items()):
+                if not lies_in_the_past(owner.split(b" ")[4]):
+                    lapse = partial(World.lapse, job_id=view.job_id, chunk=chunk, owner=owner)
+                    yield f"the lease of {int(chunk)} lapses", lapse
+            for key in (keys.ready(view.job_id), keys.suspects(view.job_id)):
+                for chunk, score in sorted(view.fields(key).items()):
                     if not lies_in_the_past(score):
-                        yield what.format(int(chunk)), partial(World.lapse, key=key(view.job_id), chunk=chunk)
+                        yield f"{int(chunk)} may be taken again", partial(World.let_take, key=key, chunk=chunk)
             for name, facts in sorted(view.fields(keys.attempts(view.job_id)).items()):
                 instance, _, until_ms = facts.partition(b" ")
                 if name.endswith(b":not") and not lies_in_the_past(until_ms):

@@ -247,7 +247,8 @@ def _canonical(name: str, packed: bytes) -> Any:
     if name == "turns":
         return tuple(sorted(known, key=lambda each: (float(known[each]), each)))
     if name == "owners":
-        return tuple(sorted((chunk, *facts.split(b" ")[:2], *facts.split(b" ")[3:]) for chunk, facts in known.items()))
+        words = {chunk: facts.split(b" ") for chunk, facts in known.items()}
+        return tuple(sorted((chunk, *own[:2], lies_in_the_past(own[4]), *own[5:]) for chunk, own in words.items()))
     if name == "job":
         return tuple(
             sorted(

@@ -101,8 +101,13 @@ class World:
         """The job's part of a snapshot, then those of the others."""
         return [View(snapshot, job_id) for job_id in (self.job_id, *self.others)]
 
-    def lapse(self, key: str, chunk: bytes) -> None:
-        """Move the end of a chunk's lease, or the time when it may be taken again, into the past."""
+    def lapse(self, job_id: str, chunk: bytes, owner: bytes) -> None:
+        """Move the end of a chunk's lease into the past."""
+        words = owner.split(b" ")
+        self._do("hset", keys.owners(job_id), chunk, b" ".join([*words[:4], b"1", *words[5:]]))
+
+    def let_take(self, key: str, chunk: bytes) -> None:
+        """Move the time when a chunk may be taken again into the past."""
         self._do("zadd", key, {chunk: 1}, xx=True)
 
     def let_again(self, job_id: str, field: bytes, instance: bytes) -> None:

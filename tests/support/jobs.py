@@ -73,7 +73,7 @@ def last_event(broker: Broker, job_id: str, after: str, timeout_s: float) -> str
 
 
 def owners(raw: redis_py.Redis, job: Job) -> dict[int, list[str]]:
-    """Leased chunk → token, worker, estimated work and, in careful mode, the worker's current row."""
+    """Leased chunk → the words of its owner; see :data:`keys.owners`."""
     held = cast(Mapping[bytes, bytes], raw.hgetall(keys.owners(job.id)))  # this client decodes nothing
     return {int(chunk): owner.decode().split(" ") for chunk, owner in held.items()}
 

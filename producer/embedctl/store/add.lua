@@ -1,11 +1,11 @@
 -- Store the next chunk's input, or check that an earlier chunk is the same as the stored one.
--- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input or '' to ask only whether it is wanted,
+-- KEYS[2..4]: producer, input, result. ARGV: job, chunk, digest, rows, input or '' to ask only whether it is wanted,
 -- token, lease, [the token that the job was made with, if the caller may have met another job of its id].
 -- → ok <bytes waiting> | wanted | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 --   | full <limit> <its value> <what the tenant has> <tenant>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 if facts.stopped_by then return {'stopped'} end
-if not is_made_with(ARGV[8]) or (not sealed and not take(KEYS[9], ARGV[6], ARGV[7])) then return {'held'} end
+if not is_made_with(ARGV[8]) or (not sealed and not take(KEYS[2], ARGV[6], ARGV[7])) then return {'held'} end
 local added = tonumber(facts.added)
 
 -- The answer if the tenant's limits leave no room for this text. A job that has begun leaves a tenth to new jobs. What is
@@ -26,11 +26,11 @@ if to and chunk > to then return {'gap', to} end  -- it was added again before, 
 if chunk >= (original or (sealed and added) or math.huge) then return {'sealed', original or added} end
 if chunk < added then
   local was_counted = redis.call('GETBIT', counted, chunk) == 1
-  local digest = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
+  local digest = redis.call('GETRANGE', KEYS[4], DIGEST_FROM, DIGEST_TO)
   if digest == '' and is_drained(chunk) then
     digest = redis.call('GETRANGE', digests, 16 * chunk, 16 * chunk + 15)
   elseif digest == '' and not was_counted then
-    digest = redis.call('GETRANGE', KEYS[10], DIGEST_FROM, DIGEST_TO)
+    digest = redis.call('GETRANGE', KEYS[3], DIGEST_FROM, DIGEST_TO)
   end
   if digest ~= '' and digest ~= ARGV[3] then return {'differs'} end
   local dropped = to and chunk >= to and not was_counted
@@ -66,7 +66,7 @@ else
   redis.call('HSET', job, 'added', added + 1)
   redis.call('HINCRBY', job, 'records', rows)
 end
-redis.call('SET', KEYS[10], input, 'PX', keep_ms)
+redis.call('SET', KEYS[3], input, 'PX', keep_ms)
 local waiting = redis.call('HINCRBY', job, 'waiting_bytes', size_in(input))
 progress()
 account(limits)

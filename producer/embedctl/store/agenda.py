@@ -128,10 +128,10 @@ class Agenda:
 
         def ask(pipe: Any, job_id: str) -> None:
             pipe.hmget(keys.job(job_id), "hardware", "model", "tenant")
-            pipe.zrange(keys.leases(job_id), 0, 0, withscores=True)
+            pipe.hgetall(keys.owners(job_id))
 
         answers = self._connection.ask_each(ids, ask, refusals=True)
-        return list(zip(answers[::2], answers[1::2], strict=True))
+        return list(zip(answers[::2], map(_first_end, answers[1::2]), strict=True))
 
 
 def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, str, float | None] | None:
@@ -147,6 +147,15 @@ def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, str, float | N
         return job_id, "", None
     try:
         queue = keys.queue(hardware.decode(), model.decode())
-        return job_id, queue, float(first[0][1]) if first else None  # type: ignore[index]
+        return job_id, queue, first  # type: ignore[return-value]
     except (ValueError, AttributeError):
         return None
+
+
+def _first_end(owners: object) -> object:
+    """The end of the first lease (ms); None if there is none, and what was answered if Redis refused to read them. The
+    lease of an owner whose words are damaged has ended."""
+    if not isinstance(owners, dict):
+        return owners
+    ends = [([*owner.split(b" "), *[b""] * 5])[4] for owner in owners.values()]
+    return min((float(end) if end.isdigit() else 0.0 for end in ends), default=None)

@@ -5,7 +5,7 @@ if ended then return {'ok', 0, 0, 0} end  -- it ended after the reaper read it; 
 local from, again, lost = tonumber(ARGV[2]), 0, 0
 local to = math.min(from + tonumber(ARGV[5]), tonumber(facts.next))
 for chunk = from, to - 1 do
-  if redis.call('EXISTS', ARGV[4] .. chunk) == 0 and not redis.call('ZSCORE', leases, chunk)
+  if redis.call('EXISTS', ARGV[4] .. chunk) == 0 and redis.call('HEXISTS', owners, chunk) == 0
     and not redis.call('ZSCORE', ready, chunk) and not redis.call('ZSCORE', suspects, chunk) then
     if redis.call('EXISTS', ARGV[3] .. chunk) == 1 and redis.call('GETBIT', counted, chunk) == 0 then
       put_back(chunk, 0)

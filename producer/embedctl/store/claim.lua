@@ -22,6 +22,7 @@ if is_small or facts.claims % CHECKED == 0 then
   if not pcall(cjson.decode, more[1] or '') then error('has options that are no JSON', 0) end
   redis.call('XLEN', events)
   redis.call('ZCARD', suspects)
+  redis.call('HLEN', attempts)
   redis.call('GETBIT', drained, 0)
 end
 if facts.weight and not ((tonumber(facts.weight) or 0) > 0) then error('has a weight that is no number', 0) end
@@ -82,28 +83,21 @@ end
 -- The input of a chunk if a worker is to encode it; if not, it is forgotten.
 local function open(chunk)
   found.input = job .. ':in:' .. chunk
-  if redis.call('EXISTS', job .. ':out:' .. chunk) == 0 and redis.call('GETBIT', counted, chunk) == 0
-    and not is_drained(chunk) then
-    local input = redis.call('GET', found.input)
+  local input = redis.call('GET', found.input)
+  if redis.call('GETBIT', counted, chunk) == 0 then
     if input then return input end
     look_by(now)  -- the audit sees the hole
   end
   forget(chunk)
 end
 
--- What is known of a chunk: how often it was claimed, deaths of its owners, doubts, and who leaves it to others.
-local function known_of(chunk)
-  local known = redis.call('HMGET', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts', chunk .. ':not')
-  if known[1] and not tonumber(known[1]) then error('has attempts that are no number', 0) end
-  return known
-end
-
 local left_alone = false
--- A chunk that was given back, or whose owner died, its input, and what is known of it. One that this worker could not do is
--- left to another, if there is one.
+-- A chunk that was given back, or whose owner died, its input, and what is known of it: how often it was claimed, deaths of
+-- its owners, doubts, and who leaves it to others. One that this worker could not do is left to another, if there is one.
 local function given_back(set)
   for _, chunk in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now_text, 'LIMIT', '0', READY_LOOKS)) do
-    local known = known_of(chunk)
+    local known = redis.call('HMGET', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts', chunk .. ':not')
+    if known[1] and not tonumber(known[1]) then error('has attempts that are no number', 0) end
     local who, until_ms = (known[4] or ''):match('^(%S+) (%d+)$')
     if who == instance and now < tonumber(until_ms)
       and redis.call('ZCOUNT', QUEUE_KEY .. place.queue .. ':workers', now, '+inf') > 1 then
@@ -118,18 +112,17 @@ local function given_back(set)
   end
 end
 
--- The same of the first chunk that nobody had yet.
+-- The first chunk that nobody had yet, and its input.
 local function fresh()
   local chunk, last = place.first, math.min(place.below, place.first + CHUNK_LOOKS)
   while chunk < last do
     local name = string.format('%d', chunk)
-    local known = known_of(name)
     -- After Redis lost writes in a crash, it may have been taken already.
-    local input = not known[1] and open(name)
+    local input = redis.call('HEXISTS', owners, name) == 0 and open(name)
     chunk = chunk + 1
     if input then
       place.first = chunk
-      return name, input, known
+      return name, input
     end
   end
   redis.call('HSET', job, 'next', chunk)
@@ -149,25 +142,26 @@ end
 if not chunk then
   local later = left_alone or (is_apart and has_suspects())
   if is_apart ~= place.is_apart then return later and {'later'} or {'elsewhere', place_of(read()), list_all} end
-  chunk, input, known = fresh()
+  chunk, input = fresh()
   if not chunk then
     return {place.first < place.below and 'more' or alike and 'other' or later and 'later' or 'over'}
   end
   if room and room < size_in(input) then return {'other'} end
 end
-local attempt = (known[1] or 0) + 1
-local rows = known[2] and cjson.decode(known[2]).rows or (is_apart and '')
-redis.call('HSET', attempts, chunk, attempt)
-if known[4] then redis.call('HDEL', attempts, chunk .. ':not') end
+local attempt, rows, doubts = 1, is_apart and '', false
+if known then
+  attempt, doubts = (known[1] or 0) + 1, known[3]
+  if known[2] then rows = cjson.decode(known[2]).rows end
+  if known[4] then redis.call('HDEL', attempts, chunk .. ':not') end
+end
 -- The work is estimated by the job's records so far, or by its bytes, of which a token has about four.
 local work = size_in(input) / 4
 if records > 0 and facts.work then work = struct.unpack('<I4', input, ROWS_AT + 1) * facts.work / records end
 work = math.max(1, math.floor(work))
-redis.call('HSET', owners, chunk, token .. ' ' .. instance .. ' ' .. work)
 if found.watched then redis.call('SET', WATCHED .. instance, ARGV[1] .. ' ' .. found.watched, 'PX', WATCH_MS) end
 -- What was charged for chunks that have ended since the last claim was an estimate too.
 local owed = work + (facts.owed or 0)
-local written = {'claims', facts.claims + 1, 'next', place.first, 'turned_ms', now_text}
+local written = {'claims', string.format('%d', facts.claims + 1), 'next', string.format('%d', place.first), 'turned_ms', now_text}
 if facts.owed then written[7], written[8] = 'owed', string.format('%d', math.min(0, owed)) end
 if not facts.model_fingerprint then
   local at = #written
@@ -179,12 +173,12 @@ if is_apart and not facts.distrusted_ms and is_still(faults(), 'distrusted_ms') 
 end
 if facts.claims == '0' then written[#written + 1], written[#written + 2] = 'started_ms', now_text end
 progress(unpack(written))
-lease(chunk, ARGV[5])
+lease(chunk, string.format('%s %s %d %d', token, instance, work, attempt), ARGV[5])
 if state == 'queued' then enter('running') end
 local waited = now - math.max(found.since or now, tonumber(facts.turned_ms) or 0)
 local kind = kind_of(facts.precision, fingerprint)
 if is_apart and not place.is_apart and place.is_ready then
   list({lane = place.lane, tenant = place.tenant, queue = place.queue, kind = kind}, ARGV[1], place.left, now)
 end
-return {'ok', {ARGV[1], chunk, attempt, input, rows, known[3], waited}, is_apart and APART .. kind or kind,
+return {'ok', {ARGV[1], chunk, attempt, input, rows, doubts, waited}, is_apart and APART .. kind or kind,
   is_ready_here() and place.left - 1, math.max(0, owed), weight, is_small}

@@ -1,5 +1,5 @@
 -- End a chunk, once: the first result with the right fingerprint wins, even if another worker holds the lease now.
--- KEYS[9..11]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
+-- KEYS[2..4]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
 -- failed, records truncated, tokens, work, dim, input of the failed records or '', part of the interactive lane,
 -- [length of a result that came in parts].
 -- → ok | refused | mismatch <pinned> | missing
@@ -19,8 +19,8 @@ local function trust(queue, instance, deaths)
 end
 
 -- After a crash, Redis may have lost the added chunk. Its producer adds it again, perhaps with another text.
-local text = redis.call('GETRANGE', KEYS[9], DIGEST_FROM, DIGEST_TO)
-local made_of = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
+local text = redis.call('GETRANGE', KEYS[2], DIGEST_FROM, DIGEST_TO)
+local made_of = redis.call('GETRANGE', KEYS[4], DIGEST_FROM, DIGEST_TO)
 -- If Redis lost only the result, the chunk stays counted until the corpus repairs it.
 local useless = ended or tonumber(chunk) >= tonumber(facts.added) or (text ~= made_of and text ~= '' and made_of ~= '')
   or redis.call('GETBIT', counted, chunk) == 1
@@ -28,21 +28,22 @@ local queue = QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model
 local has_more = tonumber(facts.next) < tonumber(facts.added)
 -- Its tenant and its lane were charged for an estimate. The job's next claim sets that right if it is little, and if there
 -- is one: who was charged too much would wait for it.
-local instance, estimated = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) (%S+)')
+local instance, estimated, claims = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) (%d+) (%d+)')
 local owed = (facts.owed or 0) + ARGV[8] - (estimated or 0)
 local is_owed_now = owed ~= 0 and (not has_more or math.abs(owed) > ARGV[8] / OWED)
 local is_other = pinned and pinned ~= ARGV[3]
 if not useless and not is_other then
-  if made_of == '' or (ARGV[12] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV[12])) then return {'missing'} end
-  useless = redis.call('RENAMENX', KEYS[11], KEYS[10]) == 0
+  if made_of == '' or (ARGV[12] and redis.call('STRLEN', KEYS[4]) < tonumber(ARGV[12])) then return {'missing'} end
+  useless = redis.call('RENAMENX', KEYS[4], KEYS[3]) == 0
+  if useless then redis.call('HDEL', owners, chunk) end  -- it is not counted, but nobody need encode it
 end
 if useless or is_other then
-  redis.call('UNLINK', KEYS[11])
+  redis.call('UNLINK', KEYS[4])
   redis.call('HINCRBY', job, 'refused', 1)
   if not useless then return {'mismatch', pinned} end
   return {'refused'}
 end
-redis.call('PEXPIRE', KEYS[10], keep_ms)
+redis.call('PEXPIRE', KEYS[3], keep_ms)
 -- One write of all counts, because each is told to the append-only file.
 local to = tonumber(facts.resumed_to)
 local waited = not to or tonumber(chunk) < to or tonumber(chunk) >= tonumber(redis.call('HGET', job, 'resumed_below'))
@@ -53,11 +54,11 @@ local function add(field, had, more)
   return sum
 end
 facts.chunks_done, facts.done = add('chunks_done', facts.chunks_done, 1), add('done', facts.done, ARGV[4])
-facts.failed, facts.result_bytes = add('failed', facts.failed, ARGV[5]), add('result_bytes', facts.result_bytes, size_of(KEYS[10]))
+facts.failed, facts.result_bytes = add('failed', facts.failed, ARGV[5]), add('result_bytes', facts.result_bytes, size_of(KEYS[3]))
 add('truncated', facts.truncated, ARGV[6])
 add('tokens', facts.tokens, ARGV[7])
 add('work', facts.work, ARGV[8])
-if waited then add('waiting_bytes', facts.waiting_bytes, 0 - size_of(KEYS[9])) end
+if waited then add('waiting_bytes', facts.waiting_bytes, 0 - size_of(KEYS[2])) end
 if owed ~= 0 or facts.owed then
   written[#written + 1], written[#written + 2] = 'owed', string.format('%d', is_owed_now and 0 or owed)
 end
@@ -66,9 +67,9 @@ if not pinned or facts.chunks_done == 1 then
 end
 redis.call('HSET', job, 'progressed_ms', now_text, unpack(written))
 facts.model_fingerprint = ARGV[3]
-if ARGV[10] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[10], 'PX', keep_ms) end
+if ARGV[10] == '' then redis.call('UNLINK', KEYS[2]) else redis.call('SET', KEYS[2], ARGV[10], 'PX', keep_ms) end
 local deaths = facts.distrusted_ms and redis.call('HGET', attempts, chunk .. ':deaths')
-forget(chunk)
+forget(chunk, claims)
 if outside then redis.call('HDEL', attempts, chunk .. ':gone') end  -- this worker still had the text
 redis.call('SETBIT', counted, chunk, 1)
 if facts.chunks_done == 1 then redis.call('PEXPIRE', counted, keep_ms) end

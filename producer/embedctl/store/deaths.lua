@@ -75,7 +75,7 @@ end
 
 -- End a lapsed lease. Returns what `suspect` returns, or 0 if the owner is alive.
 local function end_lease(chunk, became, instance, row)
-  redis.call('HDEL', owners, chunk)
+  redis.call('HDEL', owners, chunk)  -- first: in a full Redis, a script that begins by freeing may go on
   redis.call('HINCRBY', job, 'lapsed', 1)
   return became == 'alive' and 0 or suspect(chunk, instance, row)
 end

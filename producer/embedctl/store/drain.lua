@@ -1,13 +1,13 @@
 -- Note that a durable part holds the results of some chunks. The caller unlinks them after that.
--- KEYS[9]: drainer. ARGV: job, token, lease, part, its facts, bytes of the results, first and last chunk of a range,
+-- KEYS[2]: drainer. ARGV: job, token, lease, part, its facts, bytes of the results, first and last chunk of a range,
 -- digests of that range, then chunks outside of it, which hold retried or repaired records, or are what was done of a
 -- stopped job. Without a range, the digests are those of the first chunks outside of it.
 -- → ok | not_owner | already <facts of the part> | missing <chunk>
 local known = redis.call('HGET', parts, ARGV[4])
 if known == ARGV[5] then return {'ok'} end  -- noted before; the answer was lost
-local owner = redis.call('GET', KEYS[9])
+local owner = redis.call('GET', KEYS[2])
 if not owner or owner:match('^%S+') ~= ARGV[2] then return {'not_owner'} end
-redis.call('PEXPIRE', KEYS[9], ARGV[3])  -- first, as in `drainer`: this needs no memory
+redis.call('PEXPIRE', KEYS[2], ARGV[3])  -- first, as in `drainer`: this needs no memory
 if known then return {'already', known} end
 local first, last = tonumber(ARGV[7]), tonumber(ARGV[8])
 local chunks = {}

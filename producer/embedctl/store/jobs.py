@@ -112,16 +112,16 @@ class JobStore(JobReader):
         self, job_id: str, made_with: str, creation: ScriptCall, value: bytes, digest: bytes, rows: int, token: str
     ) -> list[Any]:
         """Take the steps of an inline job; returns their answers."""
-        of_job, producer = keys.of_job(job_id), keys.producer(job_id)
+        job, producer = keys.job(job_id), keys.producer(job_id)
         chunk = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)]
         calls = [
             creation,
             ScriptCall(
                 "add",
-                [*of_job, producer, *chunk],
+                [job, producer, *chunk],
                 [job_id, 0, digest, rows, value, token, keys.PRODUCER_LEASE_S * 1000, made_with],
             ),
-            ScriptCall("seal", [*of_job, producer], [job_id, 1, made_with]),
+            ScriptCall("seal", [job, producer], [job_id, 1, made_with]),
         ]
         try:
             return self._connection.raw_scripts(calls)
@@ -291,7 +291,7 @@ class JobStore(JobReader):
             for job_id, held in zip(part, owners, strict=True):
                 for chunk, token, instance in _leases(held, dead):
                     in_hand[instance].add(job_id)
-                    calls.append(ScriptCall("renew", keys.of_job(job_id), [job_id, chunk, token, 0]))
+                    calls.append(ScriptCall("renew", [keys.job(job_id)], [job_id, chunk, token, 0]))
             self._connection.scripts(calls)
         return [*in_hand.values()]
 
@@ -372,7 +372,7 @@ class JobStore(JobReader):
         args: list[Any] = [job_id, chunk, fingerprint, *astuple(report), self._settings.interactive_share]
         if len(value) > PART_BYTES:
             args.append(len(value))
-        call = ScriptCall("complete", [*keys.of_job(job_id), *of_chunk], args)
+        call = ScriptCall("complete", [keys.job(job_id), *of_chunk], args)
         while True:
             answer = self._stored_and_counted(job_id, temporary, value, call)
             if answer in ("gone", "cancelled", "version"):
@@ -482,7 +482,7 @@ class JobStore(JobReader):
         )
 
     def _script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
-        return self._connection.script(name, [*keys.of_job(job_id), *more_keys], [job_id, *args])
+        return self._connection.script(name, [keys.job(job_id), *more_keys], [job_id, *args])
 
 
 def _alike(options: Mapping[str, Any], data: str | None) -> str:

@@ -15,7 +15,7 @@ local steps, moved, met, claims, goes_on, skipped, are_lanes = STEPS, 0, {}, {},
 
 -- The key of a job that is of another type than it should be, and that type.
 local function of_wrong_type(job, input)
-  local kinds = {[job] = 'hash', [job .. ':owners'] = 'hash', [job .. ':attempts'] = 'hash', [job .. ':leases'] = 'zset',
+  local kinds = {[job] = 'hash', [job .. ':owners'] = 'hash', [job .. ':attempts'] = 'hash',
     [job .. ':ready'] = 'zset', [job .. ':suspects'] = 'zset', [job .. ':counted'] = 'string',
     [job .. ':out:drained'] = 'string', [job .. ':events'] = 'stream'}
   if input then kinds[input] = 'string' end
@@ -40,10 +40,8 @@ end
 -- Claim a chunk of a job that is listed at a place. Returns what came of it.
 local function try(id, place, since)
   local job = JOB .. id
-  local of_job = {job, ACTIVE, job .. ':leases', job .. ':owners', job .. ':attempts', job .. ':ready', job .. ':events',
-    job .. ':counted'}
-  place.since = since or tonumber(redis.call('ZSCORE', wait_of(place), id) or now)
-  local fine, answer = pcall(claim, of_job, {id, token, instance, fingerprint, lease_ms, alike, room}, place)
+  place.input, place.since = nil, since or tonumber(redis.call('ZSCORE', wait_of(place), id) or now)
+  local fine, answer = pcall(claim, {job}, {id, token, instance, fingerprint, lease_ms, alike, room}, place)
   if not fine then
     local why = type(answer) == 'table' and answer.err or answer
     why = why:gsub('^@?%S+: ?%d+: ', ''):gsub('^%-', '')
@@ -65,10 +63,10 @@ local function try(id, place, since)
     return what
   end
   local given, kind, left, work, weight, is_small = unpack(answer, 2, 7)
-  charge(place, kinds, work / weight, place.known)
+  charge(place, kinds, work / weight)
   if are_lanes then charge_lane(place, work, ARGV[6]) end
   if left and kind == place.kind then
-    redis.call('ZADD', left_of(place), left, id)
+    redis.call('ZADD', left_of(place), string.format('%d', left), id)
   else
     delist(place, id)
     if left then list({lane = place.lane, tenant = place.tenant, queue = queue, kind = kind}, id, left, place.since) end
@@ -102,27 +100,23 @@ local function next_of(lane)
     steps = steps - 1
     local lists = lists_in(queue, which, kinds, lane)  -- anew: a job may have been listed elsewhere
     local tenant, had
-    local heads, scores = {}, {}
-    for at, each in ipairs(lists) do
-      local head, score = first_of(each.flows)
-      heads[at], scores[at] = head or false, score or false
-      if head and (not had or score < had) then tenant, had = head, score end
+    for _, each in ipairs(lists) do
+      each.tenant, each.had = first_of(each.flows)
+      if each.tenant and (not had or each.had < had) then tenant, had = each.tenant, each.had end
     end
     if not tenant then return false end
-    -- A tenant has had the same in all of its lists, so it is in none whose first one had more.
-    local known, places = {}, {}
-    for at, each in ipairs(lists) do
-      if heads[at] == tenant then known[each.flows] = scores[at]
-      elseif scores[at] ~= had then known[each.flows] = false end
-      if known[each.flows] ~= false then
-        places[#places + 1] = {lane = lane, tenant = tenant, queue = queue, kind = each.kind, known = known}
-      end
-    end
     local is_by_wait = micros % 2 == 1
     local place, id, least
-    for _, each in ipairs(places) do
-      local first, score = first_of(is_by_wait and wait_of(each) or left_of(each))
-      if first and (not id or score < least) then place, id, least = each, first, score end
+    for _, each in ipairs(lists) do
+      -- A tenant has had the same in all of its lists, so it is in none whose first one had more.
+      local is_first, is_possible = each.tenant == tenant, each.had == had
+      if is_first or is_possible then
+        each.tenant, each.had = tenant, is_first and each.had or nil
+        local first, score = first_of(is_by_wait and wait_of(each) or left_of(each))
+        if first and (not id or score < least) then place, id, least = each, first, score end
+      else
+        each.tenant, each.had = nil, false
+      end
     end
     if id then
       local what = try(id, place, is_by_wait and least)
@@ -136,11 +130,14 @@ local function next_of(lane)
       elseif what == 'elsewhere' then
         -- All jobs of a tenant that is distrusted are to be listed apart. Nobody else waits for that.
         moved = moved + 1
-        for _, each in ipairs(moved % MOVED == 0 and places or {}) do skip(flows_of(each), tenant) end
+        for _, each in ipairs(moved % MOVED == 0 and lists or {}) do
+          if each.tenant then skip(each.flows, tenant) end
+        end
       end
     else
-      for _, each in ipairs(places) do
-        if redis.call('EXISTS', left_of(each)) == 0 then go(each) else skip(flows_of(each), tenant) end
+      for _, each in ipairs(lists) do
+        if each.tenant and redis.call('EXISTS', left_of(each)) == 0 then go(each)
+        elseif each.tenant then skip(each.flows, tenant) end
       end
     end
   end
@@ -174,11 +171,11 @@ local given = redis.call('GET', KEYS[1])
 if given then
   for id, chunk in given:gmatch('(%S+) (%d+)') do
     local job = JOB .. id
-    local owner = redis.call('HGET', job .. ':owners', chunk)
-    if owner and owner:match('^%S+') == token then
-      local known = redis.call('HMGET', job .. ':attempts', chunk, chunk .. ':deaths', chunk .. ':doubts')
-      local rows = known[2] and cjson.decode(known[2]).rows or (in_quarantine and '')
-      claims[#claims + 1] = {id, chunk, known[1], redis.call('GET', job .. ':in:' .. chunk), rows, known[3], 0}
+    local who, attempt = (redis.call('HGET', job .. ':owners', chunk) or ''):match('^(%S+) %S+ %S+ (%d+)')
+    if who == token then
+      local known = redis.call('HMGET', job .. ':attempts', chunk .. ':deaths', chunk .. ':doubts')
+      local rows = known[1] and cjson.decode(known[1]).rows or (in_quarantine and '')
+      claims[#claims + 1] = {id, chunk, attempt, redis.call('GET', job .. ':in:' .. chunk), rows, known[2], 0}
     end
   end
 else
@@ -188,11 +185,11 @@ else
       for _, lane in ipairs({'interactive', 'normal', 'background'}) do
         for _, each in ipairs(lists_in(queue, which, kinds, lane)) do
           for _, tenant in ipairs(redis.call('ZRANGE', each.flows, '0', GATHERED - 1)) do
-            local place = {lane = lane, tenant = tenant, queue = queue, kind = each.kind}
-            for _, id in ipairs(redis.call('ZRANGE', left_of(place), '0', GATHERED - 1)) do
+            each.tenant = tenant
+            for _, id in ipairs(redis.call('ZRANGE', left_of(each), '0', GATHERED - 1)) do
               if steps == 0 or #claims == GATHERED then return end
               steps = steps - 1
-              if try(id, place) == 'ok' then room = room - #claims[#claims][4] end
+              if try(id, each) == 'ok' then room = room - #claims[#claims][4] end
             end
           end
         end
@@ -206,17 +203,21 @@ else
   for at, each in ipairs(claims) do words[at] = each[1] .. ' ' .. each[2] end
   if #words > 0 then redis.call('SET', KEYS[1], table.concat(words, ' '), 'PX', GIVEN_MS) end
 end
+local answer = 'ok'
 if #claims > 0 then
-  if goes_on or is_listed(lists_in(queue, which, kinds)) then ring(queue, 1) end
-  return {'ok', met, unpack(claims)}
-end
--- There may be jobs that only other workers can encode: one of those must hear the next bell.
-for _, each in ipairs(lists_in(queue, 'both')) do
-  local is_there = is_listed({each})
-  if is_there and not each.is_apart then
-    ring(queue, 1)
-    return {steps > 0 and 'later' or 'none', met}
+  goes_on = goes_on or is_listed(lists_in(queue, which, kinds))
+else
+  answer = 'none'
+  -- There may be jobs that only other workers can encode: one of those must hear the next bell.
+  for _, each in ipairs(lists_in(queue, 'both')) do
+    local is_there = is_listed({each})
+    goes_on = is_there and not each.is_apart
+    if goes_on then
+      answer = steps > 0 and 'later' or 'none'
+      break
+    end
+    if not is_there then redis.call('SREM', KINDS .. queue, each.name) end
   end
-  if not is_there then redis.call('SREM', KINDS .. queue, each.name) end
 end
-return {'none', met}
+if goes_on then ring(queue, 1) end
+return {answer, met, unpack(claims)}

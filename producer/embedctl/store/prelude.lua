@@ -1,5 +1,12 @@
 -- Shared by every script about a job but `create`.
-local job, active, leases, owners, attempts, ready, events, counted = unpack(KEYS, 1, 8)
+local job = KEYS[1]
+local owners, ready, counted = job .. ':owners', job .. ':ready', job .. ':counted'
+local attempts = job .. ':attempts'
+local suspects = job .. ':suspects'
+local events = job .. ':events'
+local drained = job .. ':out:drained'
+local parts = job .. ':out:parts'
+local digests = job .. ':out:digests'
 
 -- What the job's hash says of the fields that this script uses, by their names; false for one that it lacks.
 local function read()
@@ -17,9 +24,6 @@ local drains = facts.results_high_water and true
 local outside = facts.data and true
 -- Where its tenant's limits are, if there are any.
 local quota = facts.limited and QUOTA .. (facts.tenant or TENANT)
-local drained = job .. ':out:drained'
-local parts = job .. ':out:parts'
-local digests = job .. ':out:digests'
 if not state then return {'gone'} end
 if tonumber(facts.version) ~= WIRE_VERSION then return {'version', facts.version or ''} end
 if state == 'cancelled' then return {'cancelled'} end
@@ -31,7 +35,7 @@ local keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR)
 -- Keys shared by all jobs live as long as any job; the reaper's set lives no longer than the other shared keys.
 local function share()
   if redis.call('PTTL', UPKEEP) >= (life_ms + keep_ms) / 2 then return end
-  for _, shared in ipairs({active, JOBS, BIRTH, UPKEEP}) do
+  for _, shared in ipairs({ACTIVE, JOBS, BIRTH, UPKEEP}) do
     if redis.call('PTTL', shared) < keep_ms then redis.call('PEXPIRE', shared, keep_ms) end
   end
 end
@@ -53,17 +57,12 @@ local function look_by(at)
   if redis.call('ZADD', UPKEEP, 'LT', string.format('%d', at), ARGV[1]) == 1 then share() end
 end
 
--- Chunks whose owners died, by the time in ms when they may be taken again.
-local suspects = job .. ':suspects'
-
--- Lease a chunk for this long.
-local function lease(chunk, lease_ms)
-  redis.call('ZADD', leases, string.format('%d', now + lease_ms), chunk)
-  if redis.call('PTTL', leases) < 0 then  -- then these are new as well
-    local text = string.format('%d', keep_ms)
-    for _, key in ipairs({leases, owners, attempts}) do redis.call('PEXPIRE', key, text) end
-  end
-  look_by(now + lease_ms)
+-- Lease a chunk for this long: to whom, as the words of an owner that come before the lease's end, and perhaps a row.
+local function lease(chunk, owner, lease_ms, row)
+  local until_ms = now + lease_ms
+  redis.call('HSET', owners, chunk, string.format(row and '%s %d %s' or '%s %d', owner, until_ms, row))
+  if redis.call('PTTL', owners) < 0 then redis.call('PEXPIRE', owners, string.format('%d', keep_ms)) end
+  look_by(until_ms)
 end
 
 -- What deaths say of the job's tenant, in this queue.
@@ -78,8 +77,10 @@ end
 
 -- Where the job takes turns, how many of its chunks are left, and whether any is ready now, by its facts as they are.
 local function place_of(facts)
-  for _, name in ipairs({'hardware', 'model', 'precision', 'next', 'added', 'chunks_done'}) do
-    if not facts[name] then error('has no ' .. name, 0) end
+  if not (facts.hardware and facts.model and facts.precision and facts.next and facts.added and facts.chunks_done) then
+    for _, name in ipairs({'hardware', 'model', 'precision', 'next', 'added', 'chunks_done'}) do
+      if not facts[name] then error('has no ' .. name, 0) end
+    end
   end
   local queue = QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model
   local is_guarded = has_quarantine(queue)
@@ -140,10 +141,13 @@ local function take_off()
   end
 end
 
--- Let a chunk that was given out be taken again, after the delay.
-local function put_back(chunk, delay_ms)
-  redis.call('ZREM', leases, chunk)
+-- Let a chunk that was given out, perhaps after so many claims, be taken again after the delay.
+local function put_back(chunk, delay_ms, claims)
   redis.call('HDEL', owners, chunk)
+  if claims then
+    redis.call('HSET', attempts, chunk, claims)
+    redis.call('PEXPIRE', attempts, keep_ms)
+  end
   local to, delay = ready, tonumber(delay_ms)
   if redis.call('HEXISTS', attempts, chunk .. ':deaths') == 1 then to, delay = suspects, math.max(delay, SUSPECT_MS) end
   redis.call('ZADD', to, now + delay, chunk)
@@ -172,7 +176,7 @@ end
 local function renew()
   if not at_rest and redis.call('PTTL', job) > life_ms * 0.999 then return end
   redis.call('PEXPIRE', job, life_ms)
-  for _, key in ipairs({leases, owners, attempts, ready, suspects, counted, ended and counted or events}) do
+  for _, key in ipairs({owners, attempts, ready, suspects, counted, ended and counted or events}) do
     redis.call('PEXPIRE', key, keep_ms)
   end
   if drains then
@@ -200,7 +204,7 @@ end
 -- encoded.
 local function stop(by)
   ended = true
-  redis.call('UNLINK', leases, owners, attempts, ready, suspects)  -- first: in a full Redis, a script that begins by freeing may go on
+  redis.call('UNLINK', owners, attempts, ready, suspects)  -- first: in a full Redis, a script that begins by freeing may go on
   take_off()
   redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by', 'resumed_records')
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', by, 'waiting_bytes', 0)
@@ -227,7 +231,7 @@ local function conclude(done, failed, is_hopeless)
   end
   at_rest = life_ms == ttl_ms  -- otherwise the reaper shortens its lifetime
   if at_rest then
-    redis.call('ZREM', active, ARGV[1])
+    redis.call('ZREM', ACTIVE, ARGV[1])
     redis.call('ZREM', UPKEEP, ARGV[1])
   else
     look_by(now)
@@ -250,8 +254,8 @@ local function reopen(new_state)
   redis.call('UNLINK', job .. ':cursors')
   redis.call('HSET', job .. ':cursors', 'extend_next_ms', 1)  -- renew its chunks' lifetimes now
   redis.call('PEXPIRE', job .. ':cursors', life_ms)
-  redis.call('ZADD', active, now, ARGV[1])
-  if redis.call('PTTL', active) < keep_ms then redis.call('PEXPIRE', active, keep_ms) end
+  redis.call('ZADD', ACTIVE, now, ARGV[1])
+  if redis.call('PTTL', ACTIVE) < keep_ms then redis.call('PEXPIRE', ACTIVE, keep_ms) end
   look_by(now + LOOK_AFTER_MS)
   if ended then enter(new_state) end
   redis.call('PEXPIRE', events, keep_ms)
@@ -290,13 +294,14 @@ local function is_made_with(token)
   return not token or redis.call('HGET', job, 'token') == token
 end
 
--- Remove a chunk from the bookkeeping of chunks that were given out.
-local function forget(chunk)
-  if redis.call('ZREM', leases, chunk) == 0 then  -- it is in one of them alone
+-- Remove a chunk from the bookkeeping of chunks that were given out. Nothing more is known of one that its first owner has.
+local function forget(chunk, claims)
+  if redis.call('HDEL', owners, chunk) == 0 then  -- it is in one of them alone
     redis.call('ZREM', ready, chunk)
     redis.call('ZREM', suspects, chunk)
+  elseif claims == '1' then
+    return
   end
-  redis.call('HDEL', owners, chunk)
   redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts', chunk .. ':not')
 end
 

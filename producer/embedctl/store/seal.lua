@@ -1,9 +1,9 @@
--- Seal a job: no more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper after a
+-- Seal a job: no more chunks will come. KEYS[2]: producer. ARGV: job, number of chunks, or '' from the reaper after a
 -- retry died, [token that the job was made with].
 -- → ok <state> [<its event>] | held | stopped | sealed <chunks> | gap <chunks>
 local added, chunks = tonumber(facts.added), tonumber(ARGV[2])
 if not is_made_with(ARGV[3]) then return {'held'} end
-if not chunks and (not original or redis.call('EXISTS', KEYS[9]) == 1) then return {'held'} end
+if not chunks and (not original or redis.call('EXISTS', KEYS[2]) == 1) then return {'held'} end
 if ended and not sealed then return {'stopped'} end
 -- A job whose failed records are being retried has more chunks than its corpus made. Its corpus is complete even if the
 -- retry died, [token that the job was made with].
@@ -14,7 +14,7 @@ if chunks ~= added then return {'gap', added} end
 sealed = true
 redis.call('HSET', job, 'sealed', '1')
 redis.call('HSETNX', job, 'original_chunks', added)
-redis.call('UNLINK', KEYS[9])
+redis.call('UNLINK', KEYS[2])
 local entered = enter(facts.started_ms and 'running' or 'queued')
 end_if_due()
 progress()

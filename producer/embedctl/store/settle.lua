@@ -7,7 +7,7 @@ local left_ms = math.max(1, facts[1] + ttl_ms - now)
 local from = tonumber(redis.call('HGET', job .. ':cursors', 'settled_to') or 0)
 local added = tonumber(facts[2])
 local to = math.min(from + ARGV[2], added)
-redis.call('UNLINK', leases, ready, suspects)
+redis.call('UNLINK', owners, ready, suspects)
 if facts[3] then
   for chunk = from, to - 1 do
     -- It will not be encoded. The failed records of a job that may be resumed stay.
@@ -27,6 +27,6 @@ for _, key in ipairs({job, counted, drained, parts, digests}) do redis.call('PEX
 redis.call('PEXPIRE', events, math.min(left_ms, ENDED_EVENTS_MS))
 local idempotency = redis.call('HGET', job, 'idempotency_key')
 if idempotency and redis.call('GET', idempotency) == ARGV[1] then redis.call('PEXPIRE', idempotency, left_ms) end
-redis.call('ZREM', active, ARGV[1])
+redis.call('ZREM', ACTIVE, ARGV[1])
 redis.call('ZREM', UPKEEP, ARGV[1])
 return {'ok', 0}

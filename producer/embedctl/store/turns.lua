@@ -114,19 +114,19 @@ end
 
 -- Add work to what a tenant had, in its lists of these kinds, the usual ones and those apart. What it had may be known for
 -- some of the lists, and is false for one that it is not in.
-local function charge(place, kinds, work, known)
-  local had, scores, lists = false, {}, lists_in(place.queue, 'both', kinds, place.lane)
-  for at, each in ipairs(lists) do
-    local score = known and known[each.flows]
+local function charge(place, kinds, work)
+  local had, lists = false, lists_in(place.queue, 'both', kinds, place.lane)
+  for _, each in ipairs(lists) do
+    local score = each.had
     if score == nil then score = tonumber(redis.call('ZSCORE', each.flows, place.tenant) or nil) end
     if score then had = math.max(had or score, score) end
-    scores[at] = score or false
+    each.score = score
   end
   local served = SERVED .. place.lane .. ':' .. place.queue
   local sum = (had or tonumber(redis.call('ZSCORE', served, place.tenant) or 0)) + math.ceil(work)
   sum = string.format('%d', sum)  -- a whole number costs Redis less
-  for at, each in ipairs(lists) do
-    if scores[at] then redis.call('ZADD', each.flows, sum, place.tenant) end
+  for _, each in ipairs(lists) do
+    if each.score then redis.call('ZADD', each.flows, sum, place.tenant) end
   end
   if not had and redis.call('ZADD', served, sum, place.tenant) == 1 then keep(served) end
 end

@@ -202,7 +202,7 @@ class Upkeep:
 
         A job that was opened again stays unchanged. True if there is more to do.
         """
-        answer, rest = self._connection.script("settle", keys.of_job(job_id), [job_id, _SLICE])
+        answer, rest = self._connection.script("settle", [keys.job(job_id)], [job_id, _SLICE])
         return answer == "ok" and bool(rest[0])
 
     def expire(self, job_id: str, ttl_ms: int) -> None:
@@ -328,12 +328,12 @@ class Upkeep:
         pauses = [STUCK_PAUSE_MS, LONGEST_PAUSE_MS]
         dead = [int(said is not None), *(said or ("", ""))]
         args = [*pauses, _SLICE, silent_ms, STUCK_AFTER, soonest_ms, int(audit_after_ms), *dead]
-        return ScriptCall("reap", keys.of_job(job_id), [job_id, *args])
+        return ScriptCall("reap", [keys.job(job_id)], [job_id, *args])
 
 
 def _audit_call(job_id: str, at: int) -> ScriptCall:
     chunks = [keys.chunk_input(job_id, ""), keys.chunk_result(job_id, "")]
-    return ScriptCall("audit", keys.of_job(job_id), [job_id, at, *chunks, _SLICE])
+    return ScriptCall("audit", [keys.job(job_id)], [job_id, at, *chunks, _SLICE])
 
 
 def _ask_tenant(pipe: Any, job_id: str) -> None:
@@ -342,15 +342,9 @@ def _ask_tenant(pipe: Any, job_id: str) -> None:
 
 def _own(job_id: str) -> list[str]:
     """A job's keys, apart from its chunks and lists of all jobs."""
-    own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
-    return [
-        *own,
-        keys.suspects(job_id),
-        keys.producer(job_id),
-        keys.cursors(job_id),
-        keys.drainer(job_id),
-        *_of_drain(job_id),
-    ]
+    of_job = (keys.job, keys.owners, keys.attempts, keys.ready, keys.suspects, keys.events, keys.counted)
+    of_processes = (keys.producer, keys.cursors, keys.drainer)
+    return [*(key(job_id) for key in (*of_job, *of_processes)), *_of_drain(job_id)]
 
 
 def _of_drain(job_id: str) -> list[str]:

@@ -24,7 +24,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.in_hand import Held, InHand
 from tests.support.clocks import MovedClock
-from tests.support.store import add, claim, complete, lapse, members, new_job, pass_ms, row, score, take, work
+from tests.support.store import add, claim, complete, lapse, leases, members, new_job, pass_ms, row, score, take, work
 from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.usefixtures("old_redis")
@@ -173,7 +173,7 @@ def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
     assert all(deadline is not None and began + LONG_S <= deadline <= first + LONG_S for _, deadline in rounds)
 
 
-@pytest.mark.parametrize("kind", ["owner", "owners", "job", "leases", "ready", "cursors", "events"])
+@pytest.mark.parametrize("kind", ["owner", "owners", "job", "ready", "cursors", "events"])
 def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(broker: Broker, raw: Redis, kind: str) -> None:
     broker.workers.beat(row())
     damaged, healthy = new_job(broker, 1), new_job(broker, 1)
@@ -346,9 +346,9 @@ def test_a_reaper_may_hang(broker: Broker, raw: Redis, settings: Settings, monke
     beating.start()
     try:
         assert hangs.wait(PATIENCE_S)
-        hung, leased = beating.reaped_at, score(raw, keys.leases(job_id), 0)
+        hung, leased = beating.reaped_at, leases(raw, job_id)[0]
         reached, moved = beating.reached_at, beating.moved_at
-        eventually(lambda: beating.reached_at > reached and score(raw, keys.leases(job_id), 0) > leased + 500)
+        eventually(lambda: beating.reached_at > reached and leases(raw, job_id)[0] > leased + 500)
         assert beating.alive
         eventually(lambda: beating.moved_at > moved)
         assert beating.reaped_at == hung  # which is seen from outside
@@ -371,7 +371,7 @@ def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: R
             raw.set(keys.owners(job_id), "no hash", ex=1000)
     heartbeat = Heartbeat(broker, in_hand, row, lambda: None)
     heartbeat._renew()
-    assert score(raw, keys.leases(before[1]), 0) > 1
+    assert leases(raw, before[1])[0] > 1
 
 
 def test_a_state_is_logged_once_and_again_when_it_ends(

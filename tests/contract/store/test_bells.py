@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE_S
 
 def lose_a_lease(broker: Broker, raw: Redis, job_id: str) -> None:
     """As a Redis that restarts without its last writes."""
-    raw.delete(keys.leases(job_id), keys.owners(job_id))
+    raw.delete(keys.owners(job_id))
     audited(broker, job_id)
 
 

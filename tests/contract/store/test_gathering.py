@@ -18,7 +18,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.jobs import reference
 from tests.support.rig import Rig
-from tests.support.store import MINE, end_pause, lapse, new_job, payload, reaped, score, some, take
+from tests.support.store import MINE, end_pause, lapse, leases, new_job, payload, reaped, some, take
 
 #: Only chunks whose bytes are in Redis are gathered.
 pytestmark = pytest.mark.in_redis
@@ -91,7 +91,7 @@ def test_others_are_given_in_the_order_of_lanes_and_tenants_each_with_its_lease(
     assert jobs_in(found) == given[::-1]
     assert {claim.input for claim in found.claims} == {payload(0)}
     for job_id in given:
-        assert score(raw, keys.leases(job_id), 0) >= since + 1000 * broker.settings.lease_s
+        assert leases(raw, job_id)[0] >= since + 1000 * broker.settings.lease_s
         assert broker.jobs.renew(job_id, 0, "g") == "ok"
     assert jobs_in(gathered(broker, first)) == jobs_in(found)  # if the answer was lost
     assert jobs_in(gathered(broker, first, "h")) == []

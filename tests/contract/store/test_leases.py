@@ -26,6 +26,7 @@ from tests.support.store import (
     complete,
     keys_of,
     lapse,
+    leases,
     new_job,
     payload,
     reaped,
@@ -54,7 +55,7 @@ def test_a_claim_brings_the_text_and_counts(broker: Broker, raw: Redis, settings
     assert (status.state, status.claims) == (JobState.RUNNING, 1)
     assert (status.model_fingerprint, status.pinned_by) == (MINE, "w")
     assert status.started_at is not None
-    assert_from_now(broker, raw, keys.leases(job_id), 0, after_s=settings.lease_s, since_ms=began)
+    assert_from_now(broker, leases(raw, job_id)[0], after_s=settings.lease_s, since_ms=began)
     assert_consistent(broker, raw, job_id)
 
 
@@ -74,7 +75,7 @@ def test_a_lost_answer_is_given_again(broker: Broker, raw: Redis) -> None:
     assert replace(first, waited_s=0.0, job=None) == others[0]
     assert others[1] is not None
     assert others[1].chunk == 1
-    assert (broker.jobs.status(job_id).claims, raw.zcard(keys.leases(job_id))) == (2, 2)
+    assert (broker.jobs.status(job_id).claims, raw.hlen(keys.owners(job_id))) == (2, 2)
     assert 0 < raw.pttl(keys.given("t")) <= 20_000
     assert complete(broker, job_id, 0) == "ok"
     assert take(broker) is None
@@ -115,8 +116,26 @@ def test_renewing_brings_back_a_lease_that_nobody_took(broker: Broker, raw: Redi
     began = broker.connection.now_ms()
     lapse(raw, job_id, 0)
     assert broker.jobs.renew(job_id, 0, "t") == "ok"
-    assert_from_now(broker, raw, keys.leases(job_id), 0, after_s=settings.lease_s, since_ms=began)
+    assert_from_now(broker, leases(raw, job_id)[0], after_s=settings.lease_s, since_ms=began)
     assert reaped(broker, job_id) == []
+
+
+@pytest.mark.parametrize(
+    "owner", ["", "damaged", "t w", "t w x 1 1", "t w 1 x 1", "t w 1 1 x", "t a host with blanks 1"]
+)
+def test_the_words_of_an_owner_that_are_damaged_cost_a_try(broker: Broker, raw: Redis, owner: str) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker)
+    for chunk in range(2):
+        claim(broker, job_id, chunk, f"t{chunk}")
+        raw.hset(keys.owners(job_id), chunk, owner)
+    assert complete(broker, job_id, 0, "t0") == "ok"
+    if reaped(broker, job_id) == [1]:
+        assert claim(broker, job_id, 1, "again") is not None
+        assert broker.jobs.renew(job_id, 1, "again") == "ok"
+    assert complete(broker, job_id, 1, "t1") == "ok"
+    assert_consistent(broker, raw, job_id)
+    assert broker.jobs.status(job_id).state == JobState.COMPLETED
 
 
 def test_a_result_of_other_weights_is_refused_and_leaves_the_lease(broker: Broker, raw: Redis) -> None:
@@ -143,7 +162,7 @@ def test_a_chunk_that_is_given_back_is_the_next_ones_after_the_delay(broker: Bro
     claim(broker, job_id, 0, "first")
     began = broker.connection.now_ms()
     assert broker.jobs.release(job_id, 0, "first", delay_s=5)
-    assert_from_now(broker, raw, keys.ready(job_id), 0, after_s=5, since_ms=began)
+    assert_from_now(broker, score(raw, keys.ready(job_id), 0), after_s=5, since_ms=began)
     assert broker.jobs.renew(job_id, 0, "first") == "not_owner"
     assert take(broker, "early") is None
     raw.zadd(keys.ready(job_id), {"0": 0})  # its time has come
@@ -177,7 +196,7 @@ def test_only_the_owner_renews_and_releases(broker: Broker, raw: Redis) -> None:
         return (renewed, released) == ("not_owner", False)
 
     assert refused("t")
-    assert not raw.exists(keys.leases(job_id), keys.ready(job_id))
+    assert not raw.exists(keys.owners(job_id), keys.ready(job_id))
     claim(broker, job_id, 0, "mine")
     assert refused("yours")
     complete(broker, job_id, 0, "mine")

@@ -313,7 +313,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: R
     claim(broker, job_id, 0)
     raw.delete(*keys_of(raw, job_id))
     before = set(raw.scan_iter())
-    of_job, report = keys.of_job(job_id), [2, 0, 0, 10, 10, 3, b""]
+    report = [2, 0, 0, 10, 10, 3, b""]
     producer = keys.producer(job_id)
     source, target = keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)
     scripts: dict[str, tuple[list[str], list[object]]] = {
@@ -335,7 +335,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: R
         "drain": ([keys.drainer(job_id)], ["d", 1000, "part-000000.parquet", "{}", 10, 0, 0, bytes(16)]),
     }
     for name, (more, args) in scripts.items():
-        assert broker.connection.script(name, [*of_job, *more], [job_id, *args]) == ("gone", []), name
+        assert broker.connection.script(name, [keys.job(job_id), *more], [job_id, *args]) == ("gone", []), name
         assert set(raw.scan_iter()) == before, name
 
 

@@ -101,7 +101,7 @@ def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw: Re
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by) == (JobState.FAILED, "max_errors")
     assert status.ended_at is not None
-    assert not raw.exists(keys.leases(job_id), keys.owners(job_id), keys.attempts(job_id))
+    assert not raw.exists(keys.owners(job_id), keys.attempts(job_id))
     assert take(broker) is None
     assert broker.jobs.renew(job_id, 3, "elsewhere") == "done"
     assert complete(broker, job_id, 3, "elsewhere") == "refused"
@@ -130,7 +130,7 @@ def test_sealing_does_not_revive_a_job_that_its_budget_has_ended(broker: Broker,
             broker.jobs.seal(job_id, 2)
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by, status.ended_at) == (JobState.FAILED, "max_errors", ended_at)
-    assert not raw.exists(keys.leases(job_id))
+    assert not raw.exists(keys.owners(job_id))
 
 
 def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

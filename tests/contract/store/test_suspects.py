@@ -24,6 +24,7 @@ from tests.support.store import (
     new_job,
     reaped,
     row,
+    score,
     some,
 )
 from tests.support.waiting import eventually
@@ -108,11 +109,11 @@ def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: 
     for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
         raw.zadd(members, {"second": broker.connection.now_ms() - 1000})
     now = broker.connection.now_ms()
-    raw.zadd(keys.leases(job_id), {"0": now - 1000})
+    lapse(raw, job_id, 0, at_ms=now - 1000)
     assert reaped(broker, job_id) == []
     assert claim(broker, job_id, 0, "t3") is None
     assert broker.jobs.renew(job_id, 0, "t2") == "ok"  # it comes back
-    raw.zadd(keys.leases(job_id), {"0": now - 3 * broker.settings.lease_s * 1000 - 1000})
+    lapse(raw, job_id, 0, at_ms=now - 3 * broker.settings.lease_s * 1000 - 1000)
     assert reaped(broker, job_id) == [0]
     end_pause(broker, raw, job_id, 0)
     assert given_up(broker, job_id, 0, "t3") == frozenset({1})
@@ -143,7 +144,7 @@ def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(brok
         began = broker.connection.now_ms()
         assert reaped(broker, job_id) == [0]
         assert broker.jobs.suspects(job_id)[0].stuck is (wait_s > 2)
-        assert_from_now(broker, raw, keys.suspects(job_id), 0, after_s=wait_s, since_ms=began)
+        assert_from_now(broker, score(raw, keys.suspects(job_id), 0), after_s=wait_s, since_ms=began)
         assert claim(broker, job_id, 0, "early") is None
         end_pause(broker, raw, job_id, 0)
     assert given_up(broker, job_id, 0, "last") == frozenset()

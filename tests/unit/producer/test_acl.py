@@ -41,7 +41,7 @@ METHODS = {
     "close": "",
     "from_url": "",
 }
-NO_KEYS = ("of_job", "of_queue", "is_job_id", "created_s", "patterns_of")
+NO_KEYS = ("of_queue", "is_job_id", "created_s", "patterns_of")
 #: What a function of `keys` is called with.
 ARGUMENTS = {
     "job_id": JOB,
