@@ -43,7 +43,7 @@ class Service:
     ) -> AbstractContextManager[object]:
         """A worker that runs until the block ends."""
         log = self.folder / f"{name}.log"
-        return local_worker(self.settings, hardware=hardware, model=model, cpus=None, log_file=log)
+        return local_worker(self.settings, hardware=hardware, model=model, options=[], log_file=log)
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from typing import Literal, get_args
 
 Device = Literal["cpu", "gpu", "neuron"]
 Precision = Literal["fp32", "fp16", "int8"]
+Pooling = Literal["mean", "cls", "last"]
 
 #: The most workers on a device.
 MOST_WORKERS = 64
 DEVICES: tuple[str, ...] = get_args(Device)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,13 @@ class ModelEntry:
         source: a folder, an installed model package or a hub id; empty: the entry's own name.
         revision: the hub revision to load; empty: the cache's `main`.
         fingerprint: the only model fingerprint that workers may serve under this name; empty: any.
+        pooling: how a model without modules makes one vector of a text: mean, cls or last; empty: its modules say it.
     """
 
     source: str = ""
     revision: str = ""
     fingerprint: str = ""
+    pooling: Pooling | Literal[""] = ""
 
 
 #: The hardware classes that exist without any configuration.

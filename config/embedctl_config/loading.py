@@ -42,7 +42,7 @@ FLAGS = frozenset(
     allow_pickle cache cpus dialect dimensions drain dry_run duplicates
     exporter force format fresh gateway gpu gpu_workers http id_field if_missing json keep lane limit log_level
     long max_errors may neuron_core no_build no_clobber normalize output output_type passwords peers
-    per precision price prompt pull quick quiet ranges ready records redis_7 report resume skip_bad_lines sync
+    per pooling precision price prompt pull quick quiet ranges ready records redis_7 report resume skip_bad_lines sync
     target template text_field threads timeout tokens wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )

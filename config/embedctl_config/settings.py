@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 
 from embedctl_config.address import address_of
 from embedctl_config.errors import SettingsError
-from embedctl_config.hardware import DEVICES, MOST_WORKERS, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.hardware import (
+    DEVICES,
+    MOST_WORKERS,
+    POOLINGS,
+    PRECISIONS,
+    SHIPPED_CLASSES,
+    HardwareClass,
+    ModelEntry,
+)
 from embedctl_config.limits import Limits
 from embedctl_config.printable import printable
 from embedctl_config.tenants import DEFAULT, NAME_CHARACTERS, TenantEntry, check_tenant, problems_of
@@ -266,6 +274,11 @@ class Settings:
         for name, entry in self.classes.items():
             problems += _class_problems(name, entry)
         problems += [f"models.{printable(name)}: {wrong}" for name in self.models if (wrong := check_model_name(name))]
+        problems += [
+            f"models.{printable(name)}.pooling: {entry.pooling!r} is none of {', '.join(POOLINGS)}"
+            for name, entry in self.models.items()
+            if entry.pooling not in ("", *POOLINGS)
+        ]
         return problems
 
 

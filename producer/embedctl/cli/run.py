@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,18 @@ from embedctl.queueing.routing import local_class
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobLost, JobNotFound
+from embedctl_config.hardware import POOLINGS
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
 _worker_options = section(
     "Worker",
+    option(
+        "--pooling",
+        type=click.Choice(POOLINGS),
+        help="How a model without modules of its own makes one vector of a text, as its authors say, if this command "
+        "starts a worker. Default: the setting of its entry.",
+    ),
     option("--cpus", help="CPUs for the worker, such as 0-3. Default: all."),
     option(
         "--pull",
@@ -52,7 +59,9 @@ _worker_options = section(
     dry_run="Start and write nothing; print an estimate of the job's size.",
 )
 @click.pass_context
-def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: bool, **given: Any) -> None:
+def run(
+    ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pooling: str | None, pull: bool, **given: Any
+) -> None:
     """Embed CORPUS on this machine alone and write the vectors to --output.
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, compressed or not;
@@ -61,12 +70,14 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
     that Redis instead of a private one, and the live workers there that serve the model in this class; it starts its
-    own if there are none, or if --cpus is given. If EMBEDCTL_URL is set, that gateway's workers encode, and nothing is
-    started here. After a crash, the same command resumes where it stopped.
+    own if there are none, or if --cpus or --pooling is given. If EMBEDCTL_URL is set, that gateway's workers encode,
+    and nothing is started here. After a crash, the same command resumes where it stopped.
     """
     settings = load_settings()
-    if settings.url and (cpus is not None or pull):
-        raise click.UsageError("--cpus and --pull are for a worker here, and EMBEDCTL_URL names a gateway: omit them.")
+    if settings.url and (cpus is not None or pooling is not None or pull):
+        raise click.UsageError(
+            "--cpus, --pooling and --pull are for a worker here, and EMBEDCTL_URL names a gateway: omit them."
+        )
     hardware = hardware if settings.url else local_class(settings, hardware)
     command = JobCommand.of(settings, hardware=hardware, **given)
     if not (command.dry_run or command.destination.is_given):
@@ -76,11 +87,12 @@ def run(ctx: click.Context, /, *, hardware: str | None, cpus: str | None, pull: 
         command = command.checked()
         command.print_estimate(local_estimate(settings, to_encode(command, None), command.choice.options))
         return
-    name = _named(settings, command, cpus)
+    own = [word for flag, value in (("--cpus", cpus), ("--pooling", pooling)) if value for word in (flag, value)]
+    name = _named(settings, command, own)
     key = _run_key(command.choice.corpus, name)
     command = command.checked(frees_job=True)
     progress = command.progress()
-    with progress, _stack(settings, command, name, key, cpus, progress.loading, pull=pull) as (ours, watch, token):
+    with progress, _stack(settings, command, name, key, own, progress.loading, pull=pull) as (ours, watch, token):
         progress.watch = watch
         broker = Broker.shared(ours)
         command = command.keyed(key and key + token)
@@ -144,15 +156,15 @@ def _stack(
     command: JobCommand,
     named: str,
     key: str | None,
-    cpus: str | None,
+    own: Sequence[str],
     say: Callable[[str], None],
     *,
     pull: bool,
 ) -> Iterator[tuple[Settings, Callable[[], None], str]]:
     """A Redis, unless one is configured, and a worker, unless one lives there, for as long as the block lasts.
 
-    With `cpus`, the worker is always our own. With `pull`, a model that it lacks is downloaded. The state folder is
-    named by the run's key, if it has one, and then knows commands that are `named` so.
+    With options of its `own`, the worker is always ours. With `pull`, a model that it lacks is downloaded. The state
+    folder is named by the run's key, if it has one, and then knows commands that are `named` so.
 
     Yields the settings for this Redis, a function that raises WorkerError if the worker has ended, and the end of the
     job's key. If the block fails, its state folder stays, and the next block of this name resumes with it.
@@ -178,9 +190,9 @@ def _stack(
                 if pull:
                     local.pull_model(model, say)
                 say(f"Loading {model} (the worker's log: {log_file})")
-                return local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file)
+                return local.local_worker(ours, hardware=hardware, model=model, options=own, log_file=log_file)
 
-            borrows = settings.redis_url and cpus is None
+            borrows = settings.redis_url and not own
             with (
                 local.borrowed_worker(ours, hardware=hardware, model=model, start=start, say=say)
                 if borrows
@@ -191,12 +203,12 @@ def _stack(
         local.forget(folder)
 
 
-def _named(settings: Settings, command: JobCommand, cpus: str | None) -> str:
+def _named(settings: Settings, command: JobCommand, own: Sequence[str]) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
     destination = command.destination
     to = None if destination.database is None else destination.database.url
-    return _digest([_target(destination.path), to, decided, {**command.named, "cpus": cpus}])
+    return _digest([_target(destination.path), to, decided, {**command.named, "worker": own}])
 
 
 def _target(output: Path | Place | None) -> str | None:

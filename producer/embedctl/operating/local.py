@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
@@ -110,14 +110,13 @@ def private_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, 
 
 @contextmanager
 def local_worker(
-    settings: Settings, *, hardware: str, model: str, cpus: str | None, log_file: Path
+    settings: Settings, *, hardware: str, model: str, options: Sequence[str], log_file: Path
 ) -> Iterator[Callable[[], None]]:
-    """Run one worker on this machine until the block ends. Yields a function that raises WorkerError if the worker has
-    ended; who waits for the worker must call it, because nothing else would end the wait. Raises ModelNotFound, which
-    says how to get the model, or WorkerError, with the last lines of the log, if the worker did not start."""
-    command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
-    if cpus is not None:
-        command += ["--cpus", cpus]
+    """Run one worker on this machine, with these options, until the block ends. Yields a function that raises
+    WorkerError if the worker has ended; who waits for the worker must call it, because nothing else would end the wait.
+    Raises ModelNotFound, which says how to get the model, or WorkerError, with the last lines of the log, if the worker
+    did not start."""
+    command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model, *options]
     if settings.hardware_class(hardware).device == "gpu":
         command += ["--gpu-workers", "1"]  # it has the GPU to itself, however many `embedctl up` would start
     # People read its log, so it is text, not JSON.

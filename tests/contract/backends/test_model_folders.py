@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
@@ -38,15 +40,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def load(host: Host) -> Callable[[Path], Backend]:
+def load(host: Host) -> Load:
     # AMX's products, where they are the fastest, are not as close: test_tiles.py has their bounds.
     options = {"products": "plain"}
-    return lambda folder: load_backend(
-        "torch", "tiny", entry=ModelEntry(source=str(folder)), host=host, options=options
-    )
+
+    def load(folder: Path, pooling: Any = "") -> Backend:
+        entry = ModelEntry(source=str(folder), pooling=pooling)
+        return load_backend("torch", "tiny", entry=entry, host=host, options=options)
+
+    return load
 
 
-Load = Callable[[Path], Backend]
+Load = Callable[..., Backend]
 
 
 def vectors_of(folder: Path, texts: Sequence[str] = TEXTS, batch_size: int = 8) -> Vectors:
@@ -182,13 +187,69 @@ def test_a_chat_template_counts_only_where_sentence_transformers_applies_it(tmp_
     edit(folder, "tokenizer_config.json", chat_template=TEMPLATE)
     assert_same(load(folder), vectors_of(folder))
     (folder / "modules.json").unlink()
-    refused(folder, load, "its tokenizer's chat template")
+    refused(folder, lambda folder: load(folder, "last"), "its tokenizer's chat template")
 
 
-def test_a_folder_with_a_transformer_alone_is_pooled_by_the_mean(folder: Path, load: Load) -> None:
+@pytest.mark.parametrize(("said", "mode"), [("mean", "mean"), ("cls", "cls"), ("last", "lasttoken")])
+def test_a_bare_transformer_is_pooled_as_is_said(said: str, mode: str, folder: Path, load: Load) -> None:
+    write_modules(folder, [pooling(mode)])
+    expected = vectors_of(folder)
     for file in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
         (folder / file).unlink()
-    assert_same(load(folder), vectors_of(folder))
+    refused(folder, load, "states no pooling")
+    assert_same(load(folder, said), expected)
+
+
+def _word_weights(first: Any) -> modules.WordWeights:
+    words = sorted(first.tokenizer.get_vocab().items(), key=lambda each: each[1])
+    return modules.WordWeights([word for word, _ in words], {word: 0.1 + at % 7 for word, at in words})
+
+
+_POOL = modules.Pooling(32, "mean")
+#: Each module of sentence-transformers → a model with it, of a transformer; and what it is refused for, if it is.
+MODULES: dict[str, tuple[Callable[[modules.Transformer], list[Any]], str]] = {
+    "Transformer": (lambda first: [first, _POOL], ""),
+    "Pooling": (lambda first: [first, modules.Pooling(32, [*MODES])], ""),
+    "Dense": (lambda first: [first, _POOL, modules.Dense(32, 12)], ""),
+    "Dropout": (lambda first: [first, _POOL, modules.Dropout(0.5)], ""),
+    "LayerNorm": (lambda first: [first, _POOL, modules.LayerNorm(32)], ""),
+    "Normalize": (lambda first: [first, _POOL, modules.Normalize()], ""),
+    "WordWeights": (lambda first: [first, _word_weights(first), _POOL], ""),
+    "WeightedLayerPooling": (
+        lambda first: [first, modules.WeightedLayerPooling(32, num_hidden_layers=2, layer_start=1), _POOL],
+        "",
+    ),
+    "CNN": (lambda first: [first, modules.CNN(32, 16, [1, 3]), _POOL], "depend on the other texts"),
+    "LSTM": (lambda first: [first, modules.LSTM(32, 16), _POOL], "depend on the other texts"),
+    "Router": (lambda first: [modules.Router({"query": [first, _POOL]}, default_route="query")], "is asymmetric"),
+    "Asym": (lambda first: [modules.Asym({"query": [first, _POOL]}, allow_empty_key=True)], "is asymmetric"),
+    "StaticEmbedding": (lambda first: [modules.StaticEmbedding(first.tokenizer, embedding_dim=8)], "does not run"),
+    "WordEmbeddings": (lambda first: [_words(), modules.Pooling(8, "mean")], "does not run"),
+    "BoW": (lambda first: [modules.BoW(["a", "b"])], "holds no weights"),
+}
+#: Bases of others, and the one for which test_families.py has a model.
+_NOT_HERE = {"Module", "InputModule", "CLIPModel"}
+
+
+def _words() -> modules.WordEmbeddings:
+    from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+
+    return modules.WordEmbeddings(WhitespaceTokenizer(["a", "b"]), np.ones((2, 8), np.float32))
+
+
+@pytest.mark.parametrize("name", sorted({*modules.__all__} - _NOT_HERE))
+def test_every_module_is_equal_or_refused(name: str, folder: Path, tmp_path: Path, load: Load) -> None:
+    """Also one that a later sentence-transformers brings: it has no entry yet."""
+    make, why_not = MODULES[name]
+    torch.manual_seed(1)
+    first = modules.Transformer(str(folder), config_kwargs={"output_hidden_states": True})
+    SentenceTransformer(modules=make(first), device="cpu").save(str(tmp_path / "saved"))
+    if why_not:
+        refused(tmp_path / "saved", load, why_not)
+        return
+    expected = sentence_transformer(tmp_path / "saved").encode(TEXTS, normalize_embeddings=True)
+    found = encode(load(tmp_path / "saved"), TEXTS, normalize=True).vectors
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def test_models_without_dense_vectors_are_told_by_what_sentence_transformers_saves(

@@ -113,6 +113,6 @@ def test_a_worker_of_its_own_has_the_gpu_to_itself(
     monkeypatch.setattr(local, "_child", child)
     monkeypatch.setattr(local, "_wait_for_worker", lambda *_: None)
     settings = Settings(classes={"mine": HardwareClass(device=device, workers_per_device=4)})
-    with local_worker(settings, hardware="mine", model="m", cpus="0", log_file=tmp_path / "log"):
+    with local_worker(settings, hardware="mine", model="m", options=["--cpus", "0"], log_file=tmp_path / "log"):
         pass
     assert started[0][started[0].index("--cpus") :] == ["--cpus", "0", *alone]

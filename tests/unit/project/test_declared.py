@@ -47,6 +47,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl_workers.measuring.cpu_products": ("torch",),
     "embedctl_workers.measuring.matrix_products": ("torch",),
     "embedctl_workers.models": ("torch", "onnx", "neuron", "optimum"),
+    "embedctl_workers.models.opening": ("torch", "neuron", "optimum"),
     "embedctl_workers.models.references": ("torch", "neuron", "optimum"),
     "embedctl_workers.serving.metrics": ("metrics",),
     "embedctl_bench": ("bench",),

@@ -237,9 +237,7 @@ def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
             "sparse vectors",
         ),
         ("config.json", {"architectures": ["XLMRobertaForSequenceClassification"]}, "a reranker"),
-        ("config.json", {"architectures": ["Qwen3ForCausalLM"]}, "writes text"),
-        ("config.json", {"architectures": ["GPT2LMHeadModel"]}, "writes text"),
-        ("config.json", {"architectures": ["BertForMaskedLM"]}, "states no pooling"),
+        ("config.json", {"architectures": ["T5ForConditionalGeneration"]}, "writes text"),
     ],
 )
 def test_a_model_without_dense_vectors_is_refused(model: Path, file: str, contents: object, words: str) -> None:
@@ -250,3 +248,17 @@ def test_a_model_without_dense_vectors_is_refused(model: Path, file: str, conten
         (model / "modules.json").unlink()
     with pytest.raises(ModelError, match=f"dense vectors of texts alone: such a model .*{words}"):
         fingerprint_of(model)
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForMaskedLM", "Qwen3ForCausalLM", "GPT2LMHeadModel"])
+def test_a_model_that_states_no_pooling_is_served_with_one_that_is_said(model: Path, architecture: str) -> None:
+    write(model / "config.json", json.dumps({"architectures": [architecture]}))
+    stated = resolve_model("mine", ModelEntry(str(model))).fingerprint
+    with pytest.raises(ModelError, match="states its own modules"):
+        resolve_model("mine", ModelEntry(str(model), pooling="cls"))
+    (model / "modules.json").unlink()
+    with pytest.raises(ModelError, match=rf"is a {architecture}, which states no pooling.*--pooling mean\|cls\|last"):
+        resolve_model("mine", ModelEntry(str(model)))
+    found = [resolve_model("mine", ModelEntry(str(model), pooling=each)) for each in ("mean", "cls", "last")]
+    assert [each.pooling for each in found] == ["mean", "cls", "last"]
+    assert len({stated, *(each.fingerprint for each in found)}) == 4, "vectors of two poolings can't be compared"

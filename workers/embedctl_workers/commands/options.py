@@ -6,12 +6,14 @@ Imports nothing that starts threads: pinning comes first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from embedctl_config.command_group import option
+from embedctl_config.hardware import POOLINGS, ModelEntry
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
@@ -43,6 +45,12 @@ pull_option = option(
     is_flag=True,
     help="Download a model that is not on this machine, as `embedctl model pull` does. Default: refuse to start.",
 )
+pooling_option = option(
+    "--pooling",
+    type=click.Choice(POOLINGS),
+    help="How a model without modules of its own makes one vector of a text, as its authors say. Default: the setting "
+    "of its entry.",
+)
 log_level_option = option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
@@ -68,3 +76,11 @@ def log_plainly() -> None:
 def plural(count: int, what: str) -> str:
     """A number of things, for people."""
     return f"{count} {what}" + ("s" if count != 1 else "")
+
+
+def with_pooling(settings: Settings, models: Iterable[str], pooling: Any) -> Settings:
+    """The settings with this value of `--pooling` for these models; None: as they are."""
+    if pooling is None:
+        return settings
+    entries = {name: replace(settings.models.get(name, ModelEntry()), pooling=pooling) for name in models}
+    return settings.replace(models={**settings.models, **entries})

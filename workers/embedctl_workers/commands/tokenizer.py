@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_config.hardware import ModelEntry
 from embedctl_config.loading import load_settings
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def opened(name: str, flags: Sequence[str]) -> TextModel:
         from tokenizers import Tokenizer
 
         from embedctl_workers.models.facts import facts_of
-        from embedctl_workers.models.files import resolve_model
+        from embedctl_workers.models.files import find_folder
         from embedctl_workers.models.prompts import prompt_named
 
-        folder = resolve_model(name, load_settings().models.get(name)).folder
+        folder = find_folder(name, load_settings().models.get(name, ModelEntry()))
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         named = next((each.removeprefix(_PROMPT) for each in flags if each.startswith(_PROMPT)), None)
         prompt = "" if named is None else prompt_named(folder, named)

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from urllib.parse import urlsplit
 
 import click
@@ -19,7 +18,7 @@ from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.loading import load_settings
 from embedctl_config.redis_url import secret_url
 from embedctl_config.settings import ENV_PREFIX, Settings
-from embedctl_workers.commands.options import log_level_option, pull_option
+from embedctl_workers.commands.options import log_level_option, pooling_option, pull_option, with_pooling
 from embedctl_workers.machine.devices import Accelerator, format_cpus
 from embedctl_workers.machine.discovery import discover
 from embedctl_workers.models.cache import cache_folder
@@ -61,12 +60,14 @@ _OF_ONE_WORKER = frozenset(
 )
 @option("--dry-run", is_flag=True, help="Only print the plan: one line per worker.")
 @pull_option
+@pooling_option
 @log_level_option
 @one_line_errors("embedctl up")
 def main(
     classes: tuple[str, ...],
     models: tuple[str, ...],
     cpus: str | None,
+    pooling: str | None,
     log_level: str,
     *,
     gateway: bool,
@@ -86,7 +87,9 @@ def main(
         discover(cpus),
         classes=classes,
         models=models,
-        advice=partial(workers_as_tuned, settings),
+        advice=lambda hardware, served, *place: workers_as_tuned(
+            with_pooling(settings, served, pooling), hardware, served, *place
+        ),
     )
     if gateway:
         _check_user(settings)
@@ -96,7 +99,8 @@ def main(
     if dry_run:
         click.echo(str(plan))
     else:
-        _up(settings, plan, ("--log-level", log_level, *(("--pull",) if pull else ())))
+        asked = (*(("--pull",) if pull else ()), *(("--pooling", pooling) if pooling else ()))
+        _up(settings, plan, ("--log-level", log_level, *asked))
 
 
 def _up(settings: Settings, plan: Plan, options: Sequence[str]) -> None:

@@ -14,7 +14,15 @@ import click
 from embedctl_config.command_group import one_line_errors, option
 from embedctl_config.hardware import MOST_WORKERS
 from embedctl_config.loading import load_settings
-from embedctl_workers.commands.options import cpus_option, gpu_option, log_level_option, neuron_core_option, pull_option
+from embedctl_workers.commands.options import (
+    cpus_option,
+    gpu_option,
+    log_level_option,
+    neuron_core_option,
+    pooling_option,
+    pull_option,
+    with_pooling,
+)
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator, choose_sharing
 
@@ -53,6 +61,7 @@ from embedctl_workers.machine.discovery import choose_accelerator, choose_sharin
     help="Refuse to start if a model needs something built first; see `embedctl model build`.",
 )
 @pull_option
+@pooling_option
 @log_level_option
 @click.option("--quarantine", is_flag=True, hidden=True, help="Take what may kill a worker, and nothing else.")
 @click.option("--tally", type=int, hidden=True, help="A descriptor of the file that tells the supervisor what is held.")
@@ -76,6 +85,7 @@ def main(
     gpu_workers: int | None,
     threads: int | None,
     models: tuple[str, ...],
+    pooling: str | None,
     log_level: str,
     tally: int | None,
     *,
@@ -108,6 +118,7 @@ def main(
     from embedctl_workers.serving.lifecycle import Start, Supervised, run_worker
 
     served = models or entry.models or (settings.model,)
+    settings = with_pooling(settings, served, pooling)
     supervised = Supervised(tally, quarantine)
     start = Start(settings, hardware, served, pinned, log_level, build=not no_build, pull=pull, supervised=supervised)
     _exit(run_worker(start))

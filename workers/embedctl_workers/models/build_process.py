@@ -31,6 +31,7 @@ def request_for(
         "name": files.name,
         "source": str(files.folder),
         "fingerprint": files.fingerprint,
+        "pooling": files.pooling,
         "revision": revision,
         "kind": kind,
         "threads": host.threads,
@@ -42,7 +43,7 @@ def request_for(
 
 def read_request(request: Mapping[str, Any]) -> tuple[ModelFiles, Host, Path]:
     """The model, the host and the folder of a :func:`request_for`."""
-    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
+    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"], request["pooling"])
     return files, Host(request["threads"], Path(request["cache"])), Path(request["folder"])
 
 

@@ -13,7 +13,14 @@ from embedctl_config.settings import Settings
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.facts import ModelFacts, facts_of
-from embedctl_workers.models.files import cached_models, find_folder, fingerprint_of, installed_models, resolve_model
+from embedctl_workers.models.files import (
+    cached_models,
+    find_folder,
+    fingerprint_of,
+    installed_models,
+    refuse_unpooled,
+    resolve_model,
+)
 from embedctl_workers.models.prompts import prompts_of
 
 
@@ -52,7 +59,7 @@ def read_catalogue(settings: Settings, folder: Path | None = None) -> Catalogue:
     for model in models:
         if by_fingerprint and model.folder is not None and not model.problem:
             try:
-                fingerprint = fingerprint_of(model.folder)
+                fingerprint = fingerprint_of(model.folder, settings.models.get(model.name, ModelEntry()).pooling)
             except ModelError as error:
                 model.problem = str(error)
                 continue
@@ -130,6 +137,7 @@ def _described(name: str, found_in: str, entry: ModelEntry) -> FoundModel:
         # Whether a pin is met takes all the weights to tell.
         model.folder = resolve_model(name, entry).folder if entry.fingerprint else find_folder(name, entry)
         model.facts = facts_of(model.folder)
+        refuse_unpooled(model.folder, entry.pooling)
     except ModelNotFound as error:
         of_cache = f"the commit that main was is not there, or not whole: embedctl model pull {hub_id(name)}"
         model.problem = of_cache if found_in == "hub cache" else str(error)

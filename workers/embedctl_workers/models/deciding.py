@@ -16,6 +16,8 @@ _KINDS = "sentence_transformers."
 MODULES = "modules.json"
 #: Modules that choose other modules for each text; the second one is the first one's older name.
 _ROUTERS = ("Router", "Asym")
+#: Modules that make of a token's state one of its neighbours' states, padding among them.
+_NEIGHBOURS = ("CNN", "LSTM")
 #: Files in which a module names others → the key of a single one; a router names several in `types`.
 NAMING: Mapping[str, str] = {
     "router_config.json": "",
@@ -69,6 +71,11 @@ def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
             f"{place} is asymmetric: its module {routers[0]} runs other modules for queries than for documents, and "
             "embedctl does not choose between them. With sentence-transformers, save the modules of one route as a "
             "model of its own, and name its folder"
+        )
+    if mixed := [kind for kind in kinds if kind.rpartition(".")[2] in _NEIGHBOURS]:
+        raise ModelError(
+            f"{place} has the module {mixed[0]}, which mixes a text with its padding: its vectors depend on the other "
+            "texts of a batch, so two workers would not give the same. Choose a model without it"
         )
     if outside := [path for path in paths if path.is_absolute() or ".." in path.parts]:
         raise ModelError(f"{place}/{MODULES} names a folder outside of the model's own: {outside[0]}")

@@ -22,6 +22,7 @@ from embedctl_workers.models.deciding import (
     module_folders,
     refuse_adapters,
 )
+from embedctl_workers.models.kinds import check_pooling
 
 #: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
 MODEL_PACKAGES = {
@@ -32,11 +33,13 @@ MODEL_PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model under its queue name: its folder and its fingerprint, a sha256 in hexadecimal."""
+    """A model under its queue name: its folder, its fingerprint, a sha256 in hexadecimal, and the pooling that was said
+    of it, because it states none itself."""
 
     name: str
     folder: Path
     fingerprint: str
+    pooling: str = ""
 
 
 def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
@@ -45,16 +48,22 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
     Raises:
         ModelNotFound: it is in none of these; the message says how to get it.
         MissingExtra: it is neither a folder nor a package, and what reads the hub's cache is not installed.
-        ModelError: its fingerprint is not the one that its entry pins.
+        ModelError: its fingerprint is not the one that its entry pins; or nobody states its pooling.
     """
     entry = entry or ModelEntry()
     folder = find_folder(name, entry)
-    fingerprint = fingerprint_of(folder)
+    fingerprint = fingerprint_of(folder, entry.pooling)
+    refuse_unpooled(folder, entry.pooling)
     if entry.fingerprint and entry.fingerprint != fingerprint:
         raise ModelError(
             f"model {name!r} in {folder} has fingerprint {fingerprint}, and [models.{name}] pins {entry.fingerprint}"
         )
-    return ModelFiles(name, folder, fingerprint)
+    return ModelFiles(name, folder, fingerprint, entry.pooling)
+
+
+def refuse_unpooled(folder: Path, pooling: str) -> None:
+    """ModelError: nobody says how a text's vector is made, or its files and its entry both do."""
+    check_pooling(lambda name: _checked_json(folder / name), str(folder), pooling)
 
 
 def find_folder(name: str, entry: ModelEntry) -> Path:
@@ -68,8 +77,8 @@ def folder_without_hub(source: str) -> Path | None:
     return _local_folder(source) or _package_folder(source)
 
 
-def fingerprint_of(folder: Path) -> str:
-    """sha256 over the names and contents of the files that decide a model's vectors.
+def fingerprint_of(folder: Path, pooling: str = "") -> str:
+    """sha256 over the names and contents of the files that decide a model's vectors, and the pooling that was said.
 
     A ModelError if the folder holds no sentence-transformers model with weights; if it names files outside itself,
     modules that are not part of sentence-transformers, its author's own code, or another model that it is an adapter
@@ -83,6 +92,8 @@ def fingerprint_of(folder: Path) -> str:
         except OSError as error:
             raise ModelError(f"{path} can't be read: {error}") from error
         whole.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
+    if pooling:
+        whole.update(f"pooling {pooling}\n".encode())
     return whole.hexdigest()
 
 

@@ -22,16 +22,13 @@ _HEADS = {
     "ForTokenClassification": "labels the words of a text",
     "ForQuestionAnswering": "marks answers in a text",
     "ForMultipleChoice": "chooses between answers",
-    "ForCausalLM": "writes text",
-    "LMHead": "writes text",
     "ForConditionalGeneration": "writes text",
-    "ForMaskedLM": "fills gaps in a text, and states no pooling",
 }
 
 
 def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) -> None:
     """Refuse (ModelError) a sparse encoder, a cross-encoder, a model of late interaction, and a bare model of
-    transformers that was made for another end than a vector.
+    transformers with a head for another end than a vector or the next word.
 
     Args:
         read: gives the parsed JSON of a file by its name in the model's folder, None if there is none; may raise
@@ -60,6 +57,21 @@ def _refuse_bare(config: dict[str, Any], place: str) -> None:
                 f"{what}. If its vectors are good for search nonetheless, save it with the pooling that its authors "
                 "name, as docs/models.md shows",
             )
+
+
+def check_pooling(read: Callable[[str], Any], place: str, pooling: str) -> None:
+    """Refuse (ModelError) a bare model of which nobody says how one vector of a text is made, and a pooling beside the
+    one that a model states; the arguments are those of :func:`refuse_other_kinds`."""
+    bare = read("modules.json") is None
+    if pooling and not bare:
+        raise ModelError(f"{place} states its own modules, so it takes no other pooling: omit pooling {pooling}")
+    if bare and not pooling:
+        architectures = _object(read("config.json")).get("architectures") or ["bare model"]
+        raise ModelError(
+            f"{place} is a {architectures[0]}, which states no pooling: nothing tells how a text's vector is made. If "
+            "its authors made it for embeddings, say once what they name, as --pooling mean|cls|last, or as pooling in "
+            "its entry [models.NAME]. Otherwise transformers reads it, for what it was made for"
+        )
 
 
 def _refusal(what: str, why: str) -> ModelError:

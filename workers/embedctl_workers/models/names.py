@@ -26,7 +26,7 @@ def names_of(files: ModelFiles, settings: Settings) -> tuple[str, ...]:
     entry = settings.models.get(other, ModelEntry())
     try:
         folder = find_folder(other, entry)
-        same = folder.resolve() == files.folder.resolve() or fingerprint_of(folder) == files.fingerprint
+        same = folder.resolve() == files.folder.resolve() or fingerprint_of(folder, entry.pooling) == files.fingerprint
     except (ModelError, SettingsError, ImportError, OSError):  # it leads nowhere
         same = False
     return (files.name, other) if same and entry.fingerprint in ("", files.fingerprint) else (files.name,)

@@ -95,7 +95,7 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
         with running(
-            [sys.executable, "-m", __name__, str(files.folder), str(fresh)],
+            [sys.executable, "-m", __name__, str(files.folder), str(fresh), files.pooling],
             stderr=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": str(host.threads)},
             text=True,
@@ -112,17 +112,10 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
 
 
 def main() -> None:
-    import torch
-    from sentence_transformers import SentenceTransformer
+    from embedctl_workers.models.opening import open_model
 
-    folder, path = sys.argv[1:]
-    model = SentenceTransformer(
-        folder,
-        device="cpu",
-        local_files_only=True,
-        trust_remote_code=False,
-        model_kwargs={"dtype": torch.float32},
-    ).eval()
+    folder, path, pooling = sys.argv[1:]
+    model = open_model(Path(folder), pooling).eval()
     longest = longest_text(model)
     if longest < (model.max_seq_length or longest):
         model.max_seq_length = longest  # it states more than it has positions for, and would fail with the longest text

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -16,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.torch.packed.modules import FirstDimensions
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.opening import open_model
 
 #: The inputs that are made of a text.
 _INPUTS = {"input_ids", "token_type_ids", "attention_mask"}
@@ -29,13 +29,7 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     disable_progress_bar()  # it would fill the log
     try:
         with _reports() as reports:
-            model = SentenceTransformer(
-                str(files.folder),
-                device="cpu",
-                local_files_only=True,
-                trust_remote_code=False,
-                model_kwargs={"dtype": torch.float32},
-            )
+            model = open_model(files.folder, files.pooling)
     except Exception as error:  # a model's files can make transformers raise anything
         raise ModelError(f"model {files.name!r} in {files.folder} can't be loaded: {_in_one_line(error)}") from error
     _refuse_missing(files, model, reports)

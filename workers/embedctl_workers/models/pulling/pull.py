@@ -86,7 +86,7 @@ def pull(
     source = entry.source or name
     if not revision and (folder := folder_without_hub(source)):
         progress.say(f"{name} is in {folder}: there is nothing to download")
-        return Pulled(name, "", "", "", folder, fingerprint_of(folder))
+        return Pulled(name, "", "", "", folder, fingerprint_of(folder, entry.pooling))
     wanted = revision or entry.revision or "main"
     if not _REVISION.fullmatch(wanted) or {"..", "."} & set(wanted.split("/")):
         raise SettingsError(f"{wanted!r} is no branch, tag or commit of a model")
@@ -123,7 +123,7 @@ class _Pull:
         files = self._needed(listing)
         self._download(listing, files)
         folder = self._snapshots.link(listing, [file.name for file in files])
-        fingerprint = fingerprint_of(folder)
+        fingerprint = fingerprint_of(folder, self._entry.pooling)
         if self._entry.fingerprint not in ("", fingerprint):
             raise ModelError(
                 f"{self._revision} of {self._name} has fingerprint {fingerprint}, and [models.{self._name}] pins "
@@ -234,7 +234,7 @@ class _Pull:
         """The model as this machine has it; None if it does not."""
         try:
             folder = cached_folder(self._repository, self._revision)
-            return self._result(folder.name, folder, fingerprint_of(folder))
+            return self._result(folder.name, folder, fingerprint_of(folder, self._entry.pooling))
         except ModelError:
             return None
 
@@ -244,7 +244,7 @@ class _Pull:
 
     def _moved(self, before: str, after: str, fingerprint: str) -> str:
         try:
-            same = fingerprint_of(self._snapshots.snapshot(before)) == fingerprint
+            same = fingerprint_of(self._snapshots.snapshot(before), self._entry.pooling) == fingerprint
         except ModelError:  # it is not whole, or gone
             same = False
         vectors = "the same vectors" if same else "other vectors"

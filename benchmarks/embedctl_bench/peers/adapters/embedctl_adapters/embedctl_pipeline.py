@@ -85,7 +85,9 @@ def product(stack: ExitStack, configured: Mapping[str, Any], chunk: int, workers
     share = len(cpus) // workers
     for at in range(workers):
         own, log = ",".join(map(str, cpus[at * share : (at + 1) * share])), folder / f"worker-{at}.log"
-        stack.enter_context(local_worker(settings, hardware=hardware, model=model, cpus=own, log_file=log))
+        stack.enter_context(
+            local_worker(settings, hardware=hardware, model=model, options=["--cpus", own], log_file=log)
+        )
     return settings
 
 
