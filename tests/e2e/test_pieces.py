@@ -10,6 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl import enqueue_embeddings
+from embedctl.cli import planning
+from embedctl.corpus.rows import Rows
+from embedctl.jobs.options import SubmitOptions
+from embedctl_config.settings import Settings
 from embedctl_workers.models.files import resolve_model
 from tests.support.changes import Documents, Nights, told
 from tests.support.here import Here
@@ -100,6 +104,16 @@ def test_what_can_t_be_split_is_refused_beforehand(here: Here) -> None:
         done = here.embedctl("submit", "--long", "split", *arguments, status=2)
         assert said in done.stderr
     assert not list(here.broker.jobs.newest())
+
+
+def test_a_plan_counts_pieces(here: Here) -> None:
+    path = str(here.folder / here.write({"a": "\n\n".join(PROSE), "b": "A short text."}))
+    options = SubmitOptions.of(model=MODEL, hardware="cpu", long="split")
+    counted, read = planning._counted(Settings(), None, [path], Rows(10**6), options)
+    assert read == 2
+    assert counted.exact
+    assert counted.truncated == 0
+    assert 20 < counted.tokens / 256 < counted.records
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import get_args
 
 import click
 
@@ -15,8 +17,10 @@ from embedctl.cli.options import duration, json_option, option
 from embedctl.common.processes import running
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.rows import Rows, records_of
+from embedctl.corpus.template import parse_template
+from embedctl.jobs.enqueue import as_asked
 from embedctl.jobs.estimate import Estimate, estimate, local_estimate
-from embedctl.jobs.options import SubmitOptions
+from embedctl.jobs.options import Long, SubmitOptions
 from embedctl.jobs.plan import Load, Plan, Rate, Room
 from embedctl.queueing.broker import HIGH_WATER_BYTES, RESULTS_HIGH_WATER_BYTES, Broker
 from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
@@ -48,6 +52,14 @@ def _period(text: str) -> float:
 @option("--records", type=_count, metavar="N", help="How many records, such as 20M. Default: those of SAMPLE.")
 @option("--tokens", type=click.FloatRange(min=1), metavar="N", help="The mean tokens of a record. Default: of SAMPLE.")
 @option("--text-field", default="text", show_default=True, help="The field of SAMPLE with the text.")
+@option("--template", metavar="TEXT", help="Makes each text of several fields, as for `embedctl run`.")
+@option(
+    "--long",
+    type=click.Choice(get_args(Long)),
+    default="cut",
+    show_default=True,
+    help="What becomes of long texts, as for `embedctl run`. With split, the plan counts their pieces.",
+)
 @option("--model", help="The model. Default: the setting.")
 @option("--class", "hardware", help="The hardware class. Default: the setting, or cpu if that is auto.")
 @option(
@@ -67,6 +79,8 @@ def plan(
     records: int | None,
     tokens: float | None,
     text_field: str,
+    template: str | None,
+    long: Long,
     model: str | None,
     hardware: str | None,
     within_s: float,
@@ -85,10 +99,11 @@ def plan(
     if not sample and (records is None or tokens is None):
         raise click.UsageError("Name a part of the corpus, or give --records and --tokens.")
     hardware = local_class(settings, hardware)
-    options = SubmitOptions.of(model=model or settings.model, hardware=hardware)
+    options = SubmitOptions.of(model=model or settings.model, hardware=hardware, long=long if sample else "cut")
+    rows = Rows(settings.max_text_bytes, text_field, "id", (), parse_template(template) if sample else None)
     broker = Broker.shared(settings) if settings.redis_url else None
-    counted = _counted(settings, broker, sample, text_field, options)
-    total = records or counted.records
+    counted, read = _counted(settings, broker, sample, rows, options)
+    total = round((records or read) * counted.records / read)
     mean = tokens or counted.tokens / counted.records
     size = counted.text_bytes / counted.records if sample else mean * BYTES_PER_TOKEN
     rate = _live_rate(counted) or _measured_rate(options, mean)
@@ -109,17 +124,20 @@ def plan(
 
 
 def _counted(
-    settings: Settings, broker: Broker | None, sample: Sequence[str], text_field: str, options: SubmitOptions
-) -> Estimate:
-    """What is known of the sample, or of one text if there is none."""
-    rows = Rows(settings.max_text_bytes, text_field, "id", ())
+    settings: Settings, broker: Broker | None, sample: Sequence[str], rows: Rows, options: SubmitOptions
+) -> tuple[Estimate, int]:
+    """What is known of the sample, or of one text if there is none, and how many records it has: an estimate counts
+    their pieces."""
+    read = itertools.count()
     if sample:
         corpus = open_corpus(*sample, rows=rows)
         corpus.check()
-        texts = corpus.records()
+        records = corpus.records()
     else:
-        texts = records_of(["a text"], rows)
-    return local_estimate(settings, texts, options) if broker is None else estimate(broker, texts, options)
+        records = records_of(["a text"], rows)
+    texts = as_asked((record for record, _ in zip(records, read, strict=False)), rows, options, settings)
+    estimated = local_estimate(settings, texts, options) if broker is None else estimate(broker, texts, options)
+    return estimated, next(read)
 
 
 def _live_rate(counted: Estimate) -> Rate | None:

@@ -192,10 +192,11 @@ def test_a_chat_template_counts_only_where_sentence_transformers_applies_it(tmp_
 
 @pytest.mark.parametrize(("said", "mode"), [("mean", "mean"), ("cls", "cls"), ("last", "lasttoken")])
 def test_a_bare_transformer_is_pooled_as_is_said(said: str, mode: str, folder: Path, load: Load) -> None:
+    for file in ("sentence_bert_config.json", "config_sentence_transformers.json"):
+        (folder / file).unlink()
     write_modules(folder, [pooling(mode)])
     expected = vectors_of(folder)
-    for file in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
-        (folder / file).unlink()
+    (folder / "modules.json").unlink()
     refused(folder, load, "states no pooling")
     assert_same(load(folder, said), expected)
 
