@@ -67,6 +67,8 @@ def export_optimum(files: ModelFiles, folder: Path) -> Exported:
     tokenizer = fast_tokenizer(model, files)
     if pooling_excludes_prompt(model, files):
         raise ModelError(f"model {files.name!r} leaves the prompt out of its pooling, and optimum's graphs can't")
+    if files.pooling:
+        raise ModelError(f"model {files.name!r} states no pooling, and optimum takes none: export it without optimum")
     scratch = folder / "optimum"
     main_export(
         str(files.folder),
