@@ -27,7 +27,7 @@ GRACE_S = 120.0
 STOP = """
 import os, pathlib, signal
 for each in pathlib.Path("/proc").glob("[0-9]*"):
-    if b"embedctl\\0worker" in (each / "cmdline").read_bytes():
+    if b"embedctl_workers\\0--class" in (each / "cmdline").read_bytes():
         os.kill(int(each.name), signal.SIGSTOP)
 """
 
