@@ -31,6 +31,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "destinations": ("destinations",),
     "sync_scale": ("sync_scale",),
     "turns": ("cost_of_turns",),
+    "shares": ("shares", "shares_under_kills"),
     "service_scale": ("service_scale",),
     "hostile": ("hostile", "hostile_kinds"),
     "gateway_load": ("gateway_connections", "gateway_batches", "gateway_files"),
