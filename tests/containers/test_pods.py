@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.containers.boxes import MODEL, docker
-from tests.containers.conftest import put_model
+from tests.containers.boxes import MODEL, docker, put_model
 from tests.support.containers import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
