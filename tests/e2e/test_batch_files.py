@@ -75,7 +75,7 @@ def test_a_batch_file_is_told_by_its_first_line_and_answered(here: Here) -> None
 
     job = submitted.stdout.strip()
     refused = here.embedctl("fetch", job, "-o", "results.jsonl", "--no-clobber")
-    assert (refused.returncode, "results.jsonl exists" in refused.stderr) == (1, True)
+    assert (refused.returncode, "results.jsonl exists" in refused.stderr) == (2, True)
     printed = here.embedctl("fetch", job, "-o", "-", status=3)
     together = [json.loads(line) for line in printed.stdout.splitlines()]
     assert_answered(together[:-2], REQUESTS)

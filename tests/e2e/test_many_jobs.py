@@ -164,7 +164,7 @@ def test_no_clobber_refuses_before_any_work(here: Here, ended: EndedJob, file: s
     job_id = ended()
     commands = [["submit", "c.txt"], ["run", "c.txt"], ["fetch", job_id]]
     for command in commands if file == "v.npy" else commands[-1:]:
-        refused = here.embedctl(*command, "-o", output, "--no-clobber", status=1)
+        refused = here.embedctl(*command, "-o", output, "--no-clobber", status=2)
         assert f"{file} exists" in refused.stderr
     assert list(states(here.broker)) == [job_id]
     assert (here.folder / file).read_text() == "precious"

@@ -15,7 +15,7 @@ from embedctl_config.wire import ChunkInput, RecordKind
 
 def _records(kept: st.SearchStrategy[bytes | None]) -> st.SearchStrategy[list[Record]]:
     ids = st.none() | st.text("abc", min_size=1, max_size=3)
-    record = st.builds(Record, st.sampled_from(RecordKind), st.binary(max_size=40), ids, kept)
+    record = st.builds(Record, st.sampled_from(RecordKind), st.binary(max_size=40), ids, kept, own=st.none())
     return st.lists(record, max_size=40)
 
 

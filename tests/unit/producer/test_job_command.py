@@ -20,7 +20,7 @@ from embedctl.jobs.options import JobOptions, SubmitOptions
 from tests.support.memory_destination import memo_plugin
 from tests.support.packages import need
 
-OWN = {"run": {"cpus", "pull"}, "submit": {"ttl_s", "resume", "drain", "wait"}}
+OWN = {"run": {"cpus", "pooling", "pull"}, "submit": {"ttl_s", "resume", "drain", "wait"}}
 SECTIONS = ("Corpus", "Text", "Vectors", "Destination", "Limits")
 
 
@@ -87,7 +87,7 @@ def test_ids_are_checked_for_files_alone(duplicates: str | None, output: str | N
 
 
 def test_the_options_of_a_caller_are_those_of_a_submission() -> None:
-    ours = {"max_errors_share", "resume", "batch_file", "drain"}
+    ours = {"max_errors_share", "resume", "batch_file", "drain", "column_types"}
     assert {each.name for each in fields(SubmitOptions)} - ours == JobOptions.__optional_keys__
     documented = {line.strip().partition(":")[0] for line in str(JobOptions.__doc__).splitlines()}
     assert documented >= JobOptions.__optional_keys__

@@ -204,7 +204,7 @@ def test_tuning_is_found_by_model_class_and_number_of_cpus(tmp_path: Path) -> No
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_text(name)
-        models[name] = ModelEntry(source=str(folder))
+        models[name] = ModelEntry(source=str(folder), pooling="mean")
         if workers_found:
             tuned = Tuned(workers=workers_found, threads=1, cpus=4, tokens_per_s=1.0)
             save_tuned(tuned, CLASSES["cpu"], resolve_model(name, models[name]).fingerprint, tmp_path / "cache")
