@@ -184,7 +184,7 @@ def from_json(kind: int, value: object) -> RecordId:
 
 
 def tagged(label: RecordId | None) -> object:
-    """For JSON that only embedctl reads: an id of which the type is left, too."""
+    """For JSON that only embedctl reads: an id whose type is kept, too."""
     return label if label is None or isinstance(label, str) else [IdType.of(label).kind, to_json(label)]
 
 

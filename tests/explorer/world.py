@@ -155,7 +155,7 @@ class World:
         self._do("hset", keys.job(job_id), "watched_ms", 1)
 
     def forgive(self, key: bytes, field: bytes) -> None:
-        """End the time in which a tenant is distrusted, or watched."""
+        """End the time of a tenant's distrust, or of its watch."""
         self._do("hset", key, field, 1)
 
     def let_go(self, instance: str, job_id: str, waiting: str) -> None:

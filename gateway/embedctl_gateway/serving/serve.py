@@ -58,7 +58,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         lost.set()
         server.should_exit = True
 
-    gc.freeze()  # what is here stays: to look through it for garbage takes 30 ms, in which nobody is answered
+    gc.freeze()  # what is here stays: a look through it for garbage takes 30 ms, and nobody is answered meanwhile
     gateway.runner = Apart(gateway.runner, end)  # before there are threads, and before there is a socket to inherit
     try:
         _serve(settings, gateway, server, say)

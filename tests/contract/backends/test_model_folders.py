@@ -228,7 +228,7 @@ MODULES: dict[str, tuple[Callable[[modules.Transformer], list[Any]], str]] = {
     "WordEmbeddings": (lambda first: [_words(), modules.Pooling(8, "mean")], "does not run"),
     "BoW": (lambda first: [modules.BoW(["a", "b"])], "holds no weights"),
 }
-#: Bases of others, and the one for which test_families.py has a model.
+#: Bases of others, and the one that has a model in test_families.py.
 _NOT_HERE = {"Module", "InputModule", "CLIPModel"}
 
 

@@ -78,7 +78,7 @@ def test_many_small_values_are_parsed_a_few_at_a_time(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("value", [b"{%b}", b"[%b]", b'{"a":{%b}}', b'{"a":[1,[%b]]}', b'{"a":[%b],"b":{%b}}'])
 def test_many_values_that_can_not_be_parsed_apart_are_refused(value: bytes) -> None:
-    """The parser makes them in one step, in which nobody else has a turn."""
+    """The parser makes them in one step, and nobody else has a turn meanwhile."""
     pairs = b",".join(b'"%d":{}' % number for number in range(5000))
     within = value.replace(b"{%b}", b"{" + pairs + b"}").replace(b"[%b]", b"[" + b"{}," * 5000 + b"{}]")
     body = within if within.startswith(b"{") else b'{"input":[' + within + b"]}"

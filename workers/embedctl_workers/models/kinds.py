@@ -60,7 +60,7 @@ def _refuse_bare(config: dict[str, Any], place: str) -> None:
 
 
 def check_pooling(read: Callable[[str], Any], place: str, pooling: str) -> None:
-    """Refuse (ModelError) a bare model of which nobody says how one vector of a text is made, and a pooling beside the
+    """Refuse (ModelError) a bare model, if nobody says how one vector of a text is made, and a pooling beside the
     one that a model states; the arguments are those of :func:`refuse_other_kinds`."""
     bare = read("modules.json") is None
     if pooling and not bare:

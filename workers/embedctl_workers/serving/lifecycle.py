@@ -251,7 +251,7 @@ def _load_all(start: Start, health: Health, telemetry: Telemetry, stack: ExitSta
         served[model] = _load(start, model, health, telemetry)
         stack.callback(served[model].encoder.backend.close)
     gc.collect()
-    gc.freeze()  # what is loaded stays: to look through it for garbage takes 0.3 s, in which nothing is encoded
+    gc.freeze()  # what is loaded stays: a look through it for garbage takes 0.3 s, and nothing is encoded meanwhile
     gc.enable()
     return served
 

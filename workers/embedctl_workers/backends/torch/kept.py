@@ -95,7 +95,8 @@ def keep_model(files: ModelFiles, host: Host, model: SentenceTransformer, packed
             return None
         if host.build:
             keep(_path(files, host), json.dumps(facts).encode())
-    except (KeyError, SafetensorError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+        # Its files have another form than those that we read, and sentence-transformers read them.
         log.debug("model %s is not kept: %r", files.name, error)
         return None
     except (OSError, ModelError) as error:
