@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from embedctl.jobs.options import ONE_VECTOR, Long
@@ -198,7 +198,11 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             max_errors=_or_null(type="integer", minimum=0, description="more failed records end the job"),
             max_errors_share=_or_null(type="number", minimum=0, maximum=1, description="the same, as a share"),
             keep=_or_null(type="array", items={"type": "string"}, description="the names of the kept fields"),
-            column_types=_or_null(type="object", description="what the columns of a corpus in parquet are"),
+            column_types=_or_null(
+                type="object",
+                additionalProperties={"type": "string"},
+                description="what the columns of a corpus in parquet are",
+            ),
             count_tokens=_or_null(type="boolean"),
             batch_file=_or_null(type="boolean", description="it is made of a batch file"),
             digests=_or_null(type="boolean"),
@@ -370,6 +374,7 @@ _TYPES: Mapping[str, Any] = {
     "integer": int,
     "number": int | float,
     "array": list,
+    "object": dict,
 }
 #: The content types of what is not JSON, by schema.
 _KINDS = {
@@ -423,11 +428,16 @@ def check_types(fields: Mapping[str, Any], schema: str) -> None:
             continue
         kind = facts["type"][0]
         is_right = isinstance(value, _TYPES[kind]) and isinstance(value, bool) == (kind == "boolean")
-        if not is_right or (kind == "array" and not all(isinstance(each, str) for each in value)):
+        if not is_right or not all(isinstance(each, str) for each in _inside(value)):
             refuse(f"{name} is no {kind}", "invalid_type", name)
         least, most = facts.get("minimum", -math.inf), facts.get("maximum", math.inf)
         if isinstance(value, int | float) and not least <= value <= most:
             refuse(f"{name} is out of its bounds", "invalid_value", name)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """The elements of an array or the values of an object; nothing is in any other value."""
+    return value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
 
 
 def document() -> dict[str, Any]:

@@ -97,7 +97,7 @@ def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
             config.write(
                 f'[classes.shared]\ndevice = "gpu"\nbackend = "shared"\nprefetch = 4\n'
                 f'options = {{ device = "{tmp_path / "device"}", {options} }}\n'
-                f'[models.tuned]\nsource = "{model}"\n'
+                f'[models.tuned]\nsource = "{model}"\npooling = "mean"\n'
             )
 
     return configure
