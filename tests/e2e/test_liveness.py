@@ -51,6 +51,24 @@ def kill_while_its_heartbeat_counts(worker: WorkerProcess, raw: redis_py.Redis) 
     worker.kill()
 
 
+def test_a_worker_that_loads_says_how_long_that_took_last_time(here: Here) -> None:
+    config = here.folder / "embedctl.toml"
+    config.write_text(
+        f'{config.read_text()}\n[classes.late]\nbackend = "dummy"\noptions = {{dim = 16, seconds_to_load = 1.0}}\n'
+    )
+    not_ready = here.broker.workers.not_ready
+
+    def start() -> str:
+        worker = here.start_worker("late", wait=False)
+        eventually(lambda: any(each.doing.startswith("loading dummy") for each in not_ready.all()))
+        (doing,) = {each.doing for each in not_ready.all()}
+        worker.wait_ready()
+        return doing
+
+    assert start() == "loading dummy"
+    assert re.fullmatch(r"loading dummy, which took \d+ s last time", start())
+
+
 def test_what_tells_of_a_worker_takes_less_than_the_time_that_is_promised() -> None:
     """The test below waits for longer, because a machine may be busy."""
     assert keys.HEARTBEAT_TTL_S < KNOWN_WITHIN_S

@@ -47,6 +47,7 @@ from embedctl_workers.serving.announcement import Announcement
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.interrupts import answer_interrupts
+from embedctl_workers.serving.load_times import last_load_s, note_load_s
 from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
 from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import NOTHING, ChunkRunner
@@ -260,7 +261,8 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
     """Load a model, once it is downloaded if that is wanted, and measure its vectors."""
     settings, entry, host = start.settings, start.entry, start.host
     started = time.monotonic()
-    health.phase = f"loading {model}"
+    before_s = last_load_s(model, entry, host)
+    health.phase = f"loading {model}" + ("" if before_s is None else f", which took {before_s:.0f} s last time")
     try:
         encoder = load_encoder(settings, entry, model, host)
     except ModelNotFound:
@@ -276,6 +278,8 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
         telemetry.gated(model, report)
     accuracy = report.figures if report else ""
     encoder.known_good = KnownGood(backend, entry.thresholds(backend.reference.bounds if backend.reference else None))
+    ready_s = time.monotonic() - started
+    note_load_s(model, entry, host, ready_s)
     log.info(
         "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
         model,
@@ -284,7 +288,7 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
         entry.backend,
         backend.engine,
         accuracy or "nothing to check",
-        time.monotonic() - started,
+        ready_s,
     )
     # A backend without files makes a vector of its own for each name.
     names = names_of(backend.reference.files, settings) if backend.reference else (model,)
