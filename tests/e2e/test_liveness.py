@@ -59,14 +59,27 @@ def test_a_worker_that_loads_says_how_long_that_took_last_time(here: Here) -> No
     not_ready = here.broker.workers.not_ready
 
     def start() -> str:
+        seen: list[str] = []
+
+        def is_loading() -> bool:
+            seen.extend(each.doing for each in not_ready.all() if each.doing.startswith("loading"))
+            return bool(seen)
+
         worker = here.start_worker("late", wait=False)
-        eventually(lambda: any(each.doing.startswith("loading dummy") for each in not_ready.all()))
-        (doing,) = {each.doing for each in not_ready.all()}
+        eventually(is_loading)
         worker.wait_ready()
-        return doing
+        return seen[0]
 
     assert start() == "loading dummy"
     assert re.fullmatch(r"loading dummy, which took \d+ s last time", start())
+
+
+def test_signals_that_come_while_one_is_handled_stop_a_worker_too(here: Here) -> None:
+    """The kernel sends a SIGTERM for each thread of a parent that ends."""
+    worker = here.start_worker()
+    for _ in range(2000):
+        worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(PATIENCE_S) == 0
 
 
 def test_what_tells_of_a_worker_takes_less_than_the_time_that_is_promised() -> None:
@@ -169,4 +182,4 @@ def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good
     eventually(lambda: worker.logged(" ready."))
     worker.process.terminate()
     assert worker.process.wait(PATIENCE_S) == 0
-    assert "Warm shutdown" in worker.log()
+    assert "worker: stops after the chunk" in worker.log()

@@ -1,8 +1,9 @@
-"""What Ctrl-C does to a worker.
+"""What SIGTERM and Ctrl-C do to a worker.
 
-Celery's own answer to a second Ctrl-C runs inside the signal handler: it sends an event and stops the pool. If the
-first Ctrl-C has the main thread do one of these at that moment, the handler waits forever for a lock that the same
-thread holds. So the handler here only sets what other code looks at.
+Celery's own answers run inside the signal handler: they send an event, and on a second Ctrl-C stop the pool. If an
+earlier signal has the main thread do one of these at that moment, the handler waits forever for a lock that the same
+thread holds. The end of a parent with several threads alone sends several SIGTERMs at once. So the handlers here only
+set what other code looks at.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import suppress
 from threading import Event
 
 from celery.platforms import EX_OK
@@ -48,26 +50,34 @@ class SignalledEvent(Event):
         return self._was_set
 
 
-def answer_interrupts(draining: Event, hurrying: Event) -> None:
-    """Have Ctrl-C stop this worker. Call it in the main thread, once Celery has set its own handlers.
+def answer_signals(draining: Event, hurrying: Event) -> None:
+    """Have SIGTERM and Ctrl-C stop this worker. Call it in the main thread, once Celery has set its own handlers.
 
-    The first sets `draining`: the worker finishes the chunk that it is encoding. The second sets `hurrying`: it gives
-    that chunk back after the batch that it is encoding.
+    SIGTERM and the first Ctrl-C set `draining`: the worker finishes the chunk that it is encoding. The second Ctrl-C
+    sets `hurrying`: it gives that chunk back after the batch that it is encoding.
     """
 
     interrupts = 0
 
+    def stop(message: str, stream: int = 2) -> None:
+        draining.set()
+        if state.should_stop is None:  # else it is the status of a worker that falls sick
+            state.should_stop = EX_OK  # type: ignore[assignment]  # None until it is set
+        with suppress(OSError):  # whoever read it may be gone
+            os.write(stream, message.encode())  # not by way of a stream that the interrupted code may be writing to
+
+    def terminated(*_: object) -> None:
+        # Not where the log goes, which may be read by programs.
+        stop("" if draining.is_set() else "worker: stops after the chunk that it is encoding\n", stream=1)
+
     def interrupted(*_: object) -> None:
         nonlocal interrupts
         interrupts += 1  # a SIGTERM before counts as none: whoever started the worker may send it beside the terminal
-        draining.set()
         if interrupts > 1:
             hurrying.set()
-            message = "worker: gives back the chunk that it is encoding, and stops\n"
+            stop("worker: gives back the chunk that it is encoding, and stops\n")
         else:
-            message = "worker: stops after the chunk that it is encoding; a second Ctrl-C gives that back\n"
-        if state.should_stop is None:  # else it is the status of a worker that falls sick
-            state.should_stop = EX_OK  # type: ignore[assignment]  # None until it is set
-        os.write(2, message.encode())  # not by way of a stream that the interrupted code may be writing to
+            stop("worker: stops after the chunk that it is encoding; a second Ctrl-C gives that back\n")
 
+    signal.signal(signal.SIGTERM, terminated)
     signal.signal(signal.SIGINT, interrupted)

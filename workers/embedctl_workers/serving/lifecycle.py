@@ -46,7 +46,7 @@ from embedctl_workers.serving import logs
 from embedctl_workers.serving.announcement import Announcement
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
-from embedctl_workers.serving.interrupts import answer_interrupts
+from embedctl_workers.serving.interrupts import answer_signals
 from embedctl_workers.serving.load_times import last_load_s, note_load_s
 from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
 from embedctl_workers.serving.remote_control import remove_commands
@@ -360,13 +360,10 @@ def _adapt(app: Celery, runner: ChunkRunner, health: Health) -> None:
     def drain(**_: object) -> None:
         runner.draining.set()
 
-    def answer(**_: object) -> None:
-        answer_interrupts(runner.draining, runner.hurrying)
-
     signals.worker_shutting_down.connect(drain, weak=False)
-    signals.worker_ready.connect(answer, weak=False)
     # A receiver of this signal sets up the logs, so Celery leaves them alone: its lines go where embedctl's do.
     signals.setup_logging.connect(lambda **_: None, weak=False)
+    app.steps["worker"].add(_answering(runner))
     app.steps["consumer"].add(_told_by_celery(health))
     app.events.dispatcher_cls = OneTryDispatcher  # type: ignore[assignment]  # a class does as well as its name
     remove_commands()
@@ -376,6 +373,16 @@ def _adapt(app: Celery, runner: ChunkRunner, health: Health) -> None:
 def _leave(status: int) -> None:
     """Have Celery stop as on SIGTERM, and this process end with a status."""
     state.should_stop = status  # type: ignore[assignment]  # None until it is set
+
+
+def _answering(runner: ChunkRunner) -> type[StartStopStep]:
+    """A step of Celery's worker: it starts after Celery has set its handlers, and before anything is consumed."""
+
+    class Answering(StartStopStep):
+        def start(self, parent: Any) -> None:
+            answer_signals(runner.draining, runner.hurrying)
+
+    return Answering
 
 
 def _told_by_celery(health: Health) -> type[StartStopStep]:
