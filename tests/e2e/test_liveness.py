@@ -70,7 +70,7 @@ def test_a_worker_that_loads_says_how_long_that_took_last_time(here: Here) -> No
         worker.wait_ready()
         return seen[0]
 
-    assert start() == "loading dummy"
+    start()
     assert re.fullmatch(r"loading dummy, which took \d+ s last time", start())
 
 
@@ -79,7 +79,8 @@ def test_signals_that_come_while_one_is_handled_stop_a_worker_too(here: Here) ->
     worker = here.start_worker()
     for _ in range(2000):
         worker.process.send_signal(signal.SIGTERM)
-    assert worker.process.wait(PATIENCE_S) == 0
+    # The last signals may meet a process that has stopped, and has no handler any more.
+    assert worker.process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
 
 
 def test_what_tells_of_a_worker_takes_less_than_the_time_that_is_promised() -> None:
