@@ -126,7 +126,7 @@ def _taken(work: Callable[[], object], kind: Kind) -> tuple[float, float]:
 
 
 def _from_memory(job: Job, chunks: list[ChunkVectors], where: str) -> None:
-    """Deliver chunks that are at hand, as :meth:`Job.deliver` does."""
+    """Deliver chunks from memory, as :meth:`Job.deliver` delivers those of a job."""
     status = job.status()
     given = SimpleNamespace(
         id=status.id,

@@ -104,10 +104,10 @@ stand_ins() {
     say "no registry answers: making stand-ins of the base images with debootstrap, $SUITE"
     local files=$RUN/context/files index
     mkdir -p "$files/etc/ssl/certs"
-    quietly debootstrap --variant=minbase $SUITE "$RUN/root" "$(mirror)"
-    rm -rf "$RUN"/root/var/cache/apt/archives/*.deb "$RUN"/root/var/lib/apt/lists/*
-    tar -C "$RUN/root" -c . | docker import - debian-stand-in:$SUITE > /dev/null
-    rm -rf "$RUN/root"
+    quietly debootstrap --variant=minbase $SUITE "$RUN/system" "$(mirror)"
+    rm -rf "$RUN"/system/var/cache/apt/archives/*.deb "$RUN"/system/var/lib/apt/lists/*
+    tar -C "$RUN/system" -c . | docker import - debian-stand-in:$SUITE > /dev/null
+    rm -rf "$RUN/system"
     # They trust what this machine trusts, and take packages from where it does.
     cp -L /etc/ssl/certs/ca-certificates.crt "$files/etc/ssl/certs/"
     index=$(python3 -m pip config get global.index-url 2> /dev/null) && index="index-url = $index" || index=

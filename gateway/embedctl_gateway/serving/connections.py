@@ -25,7 +25,7 @@ MAX_CONNECTIONS = 2500
 MAX_LINES = 128
 #: A tenant that asked in this time may ask again, and pauses for it last this long at most (seconds).
 _LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.05
-#: What a turn costs is measured anew after as long (seconds).
+#: How often the cost of a turn is measured (seconds).
 _MEASURED_S = 0.1
 _HEAD_END = re.compile(rb"\n\r?\n")
 

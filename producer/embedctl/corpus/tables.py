@@ -146,7 +146,7 @@ def column_types(stream: BinaryIO, rows: Rows) -> dict[str, str]:
     try:
         schema = pyarrow.parquet.read_schema(stream)
     except pyarrow.ArrowException:
-        return {}  # whoever reads it says so
+        return {}  # the reader of the records reports the damage
     names = {"id": rows.id_field, **{name: name for name in rows.keep}}
     found = {name: type_at(schema, path) for name, path in names.items()}
     return {name: written(name, kind) for name, kind in found.items() if kind is not None}

@@ -284,7 +284,7 @@ def _with_facts(text: str) -> str:
 def _needed(text: str) -> str:
     """A script with the functions that it uses, each inside the one that all of its calls come from.
 
-    Each call of a script makes its outermost functions anew. That costs Redis as much as some commands do.
+    Redis makes the outermost functions of a script at each call, and that costs as much as some commands do.
     """
     functions = {each["name"]: each for each in _FUNCTION.finditer(text)}
     script, names = _FUNCTION.sub("", text), [*functions]
