@@ -95,7 +95,7 @@ def _asked(process: subprocess.Popen[bytes], batch: Sequence[Record], prompt: st
         answer = process.stdout.readline()
     except BrokenPipeError:
         answer = b""
-    if not answer:
+    if not answer.endswith(b"\n"):  # the process ended, perhaps within a line
         said = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
         raise InputError(f"--long split cuts texts by the model's tokenizer, on this machine: {said or 'it failed'}")
     found: list[list[Span]] = json.loads(answer)
