@@ -31,7 +31,7 @@ def measuring(
 
         def answers() -> list[Any]:
             lines = [child.stdout.readline() for child in children if child.stdout]
-            if not all(lines):
+            if not all(line.endswith(b"\n") for line in lines):  # one ended, perhaps within a line
                 raise ModelError(
                     f"model {model!r} can't be measured: the measuring process ended; see its messages above"
                 )
