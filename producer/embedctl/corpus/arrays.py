@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from embedctl.corpus.json_rows import PARSER
 from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
-from embedctl.corpus.streams import MAX_LINE_BYTES
+from embedctl.corpus.streams import DOS_END, MAX_LINE_BYTES
 from embedctl_config.errors import InputError
 
 _NOT_WHITE = re.compile(r"[^ \t\n\r]")
@@ -60,6 +60,8 @@ def elements(stream: BinaryIO, name: str, block: int = 256 * 1024) -> Iterator[A
         closed = window.skip("]")
         if not closed and not window.skip(","):
             raise InputError(f"{where}: expected a comma or the array's end after it, found {window.shown()}")
+    while window.skip(DOS_END):
+        pass
     if window.next():
         raise InputError(f"{name}: expected nothing after the array's end, found {window.shown()}")
 

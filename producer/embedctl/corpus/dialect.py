@@ -1,31 +1,60 @@
-"""How a text file is written: its encoding and, of a table, the separator and the quotes."""
+"""How a text file is written: its encoding, its line ends and, of a table, its separator, quotes and escapes."""
 
 from __future__ import annotations
 
 import codecs
+import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from embedctl_config.errors import SettingsError
+from embedctl.corpus.rows import Rows
+from embedctl_config.errors import InputError, SettingsError
 
 T = TypeVar("T")
 
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+_USUAL = {"csv": ",", "tsv": "\t"}
+#: What a name of a column may hold, beside letters and digits, and so can't tell a separator.
+_IN_NAMES = frozenset("_-. \"'()[]/\r\n")
+_NAMED_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 _WITH_DOUBLED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
-_QUOTES = {"double": True, "none": False}
+_QUOTES = {"double": '"', "single": "'", "none": ""}
+_ESCAPES = {"backslash": True, "none": False}
+_ENDS = {"lf": False, "cr": True}
+_NAMES = ("encoding", "separator", "quote", "escape", "line-end")
 _HOW = "such as --dialect encoding=cp1252,separator=semicolon"
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """What a user says of the files. What is None is told by a file's beginning, or by its format: a `.csv` has
-    quotes, and a `.tsv` only if it looks so."""
+    quotes, and a `.tsv` only if it looks so. A `quote` may be empty; with `escapes`, a backslash makes a separator or
+    a quote text; with `carriage`, a carriage return alone ends a line."""
 
     encoding: str | None = None
     separator: str | None = None
-    quoted: bool | None = None
+    quote: str | None = None
+    escapes: bool | None = None
+    carriage: bool | None = None
+
+    def completed(self, file_format: str, head: str, first_line: str, rows: Rows) -> Dialect:
+        """What was said and, of a table, what its first line and its beginning tell of what was not."""
+        separator = self.separator or _separator_of(first_line, file_format, rows)
+        quote = self.quote
+        if quote is None:
+            quote = '"' if file_format == "csv" or _looks_quoted(head, separator) else ""
+        whole = replace(self, separator=separator, quote=quote)
+        return whole if self.escapes is not None else replace(whole, escapes=_looks_escaped(head, whole))
+
+    def in_words(self, file_format: str, told: Dialect) -> list[str]:
+        """What is special of a table's dialect, and was not said, but told."""
+        separator, usual = str(told.separator), _USUAL[file_format]
+        said = [] if self.separator or separator == usual else [f"{_name_of(separator)} as the separator"]
+        said += ["fields in quotes"] if self.quote is None and told.quote and file_format == "tsv" else []
+        return said + (["quotes within fields after a backslash"] if self.escapes is None and told.escapes else [])
 
 
 PLAIN = Dialect()
@@ -40,26 +69,82 @@ def parse_dialect(words: str | None) -> Dialect:
             if not equals or name in given:
                 raise SettingsError(f"--dialect: {word!r} is not NAME=VALUE, each name once, {_HOW}")
             given[name] = value
-    dialect = Dialect(
-        _encoding(given.pop("encoding", None)),
-        _one_of(_SEPARATORS, "separator", given.pop("separator", None)),
-        _one_of(_QUOTES, "quote", given.pop("quote", None)),
+    if unknown := [name for name in given if name not in _NAMES]:
+        raise SettingsError(f"--dialect: {unknown[0]!r} is none of {', '.join(_NAMES)}, {_HOW}")
+    encoding, separator, quote, escape, end = map(given.get, _NAMES)
+    is_own = separator is not None and len(separator) == 1 and not separator.isalnum()
+    return Dialect(
+        _encoding(encoding),
+        separator if is_own else _one_of(_SEPARATORS, "separator", separator),
+        _one_of(_QUOTES, "quote", quote),
+        _one_of(_ESCAPES, "escape", escape),
+        _one_of(_ENDS, "line-end", end),
     )
-    if given:
-        raise SettingsError(f"--dialect: {next(iter(given))!r} is none of encoding, separator, quote, {_HOW}")
-    return dialect
 
 
-def looks_quoted(head: str) -> bool:
+def names_separator(line: str) -> str | None:
+    """The separator that a line such as `sep=;` names, as Excel writes it; None if this is no such line."""
+    found = _NAMED_SEPARATOR.fullmatch(line.strip("\r\n"))
+    return found and found[1]
+
+
+def _separator_of(line: str, file_format: str, rows: Rows) -> str:
+    """The separator of a table with this first line: the one that gives the columns that rows need; the usual one of
+    the format before the others, and those that have a name before any other sign."""
+    if named := names_separator(line):
+        return named
+    signs = (sign for sign in line if not sign.isalnum() and sign not in _IN_NAMES)
+    columns = {each: _fields(line, each) for each in (_USUAL[file_format], *_SEPARATORS.values(), *signs)}
+    for separator, names in columns.items():
+        with suppress(InputError):
+            rows.check_once(names, "")
+            rows.check_columns(names, "")
+            return separator
+    return max(_SEPARATORS.values(), key=lambda each: (len(columns[each]), each == _USUAL[file_format]))
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    with suppress(csv.Error):
+        return next(csv.reader([line], delimiter=separator), [])
+    return []
+
+
+def _looks_quoted(head: str, separator: str) -> bool:
     """Whether a `.tsv` that begins so was written with quotes: its first line has them, or a field wholly in quotes has
     doubled ones, as programs write a quote within quotes."""
-    lines = head.splitlines()
-    fields = [field for line in lines for field in line.split("\t")]
+    fields = [field for line in head.splitlines() for field in line.split(separator)]
     return head.startswith('"') or any(_WITH_DOUBLED.fullmatch(field) for field in fields)
 
 
-def name_of(separator: str) -> str:
-    """A separator in words."""
+def _looks_escaped(head: str, dialect: Dialect) -> bool:
+    """Whether a table that begins so has a backslash before a quote that is text: read so, more rows are right."""
+    if not dialect.quote or f"\\{dialect.quote}" not in head:
+        return False
+    plain, escaped = (_right_rows(head, replace(dialect, escapes=escapes)) for escapes in (False, True))
+    return escaped > plain
+
+
+def _right_rows(head: str, dialect: Dialect) -> int:
+    """How many rows are right before the first one that is not."""
+    lines = head.splitlines(keepends=True)
+    table = csv.reader(
+        lines,
+        delimiter=str(dialect.separator),
+        quotechar=dialect.quote,
+        escapechar="\\" if dialect.escapes else None,
+        strict=True,
+    )
+    count, columns = 0, None
+    with suppress(csv.Error):
+        for fields in table:
+            columns = columns or fields
+            if any(fields[len(columns) :]):
+                break
+            count += 1
+    return count
+
+
+def _name_of(separator: str) -> str:
     return next((name for name, each in _SEPARATORS.items() if each == separator), repr(separator))
 
 

@@ -29,12 +29,17 @@ def no_field(
     the path leads to. `seen` is the row, or just the names of its fields if these are not nested; `flag` is the option
     that names the field."""
     inside, ends = _innermost(seen, path)
-    names = ", ".join(sorted(map(str, inside))) or "none"
+    names = ", ".join(map(_shown, sorted(map(str, inside)))) or "none"
     within = f" in {ends!r}" if ends else ""
     return InputError(
         f"{where}: no field {path!r}; fields seen{within}: {names}. Name the right one with {flag} "
         f"({flag.removeprefix('--').replace('-', '_')}= in Python)"
     )
+
+
+def _shown(name: str) -> str:
+    """A name; in quotes, if one can't see where it begins or ends."""
+    return name if name.isprintable() and name == name.strip() else repr(name)
 
 
 def _innermost(seen: Mapping[str, Any] | Iterable[object], path: str) -> tuple[Iterable[object], str]:

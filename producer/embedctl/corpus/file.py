@@ -5,17 +5,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from embedctl.corpus.arrays import array
-from embedctl.corpus.dialect import PLAIN, Dialect, looks_quoted, name_of
+from embedctl.corpus.dialect import PLAIN, Dialect
 from embedctl.corpus.inputs import FORMATS
+from embedctl.corpus.kinds import refuse_another
 from embedctl.corpus.lines import jsonl, txt
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import COMPRESSIONS, MARK, Writing, as_utf_8, beginning, bounded_lines, opened
-from embedctl.corpus.tables import column_types, delimited, parquet, separator_of
+from embedctl.corpus.tables import column_types, delimited, parquet
 from embedctl_config.errors import InputError
 
 _STANDARD_INPUT = (
@@ -37,6 +39,8 @@ class CorpusFile:
     file_format: str
     guessed: bool
     dialect: Dialect = PLAIN
+    #: What it was when it was first opened: the file's number, size and time.
+    _first: list[tuple[int, ...]] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -47,6 +51,10 @@ class CorpusFile:
     def rereadable(self) -> bool:
         """Whether it can be read twice: a file can, a pipe can't."""
         return self.path != "-" and Path(self.path).is_file()
+
+    @property
+    def _is_table(self) -> bool:
+        return self.file_format in ("csv", "tsv")
 
     @property
     def _is_named_pipe(self) -> bool:
@@ -68,12 +76,12 @@ class CorpusFile:
         if self.file_format == "parquet" or self._is_named_pipe:
             return ""
         head, writing = self._head()
-        said = [] if self.dialect.encoding or writing == Writing() else [str(writing)]
-        if self.file_format == "csv" and self.dialect.separator is None:
-            separator = separator_of(head.partition(b"\n")[0].decode("utf-8", "replace"), rows)
-            said += [] if separator == "," else [f"{name_of(separator)} as the separator"]
-        said += ["fields in quotes"] if self._has_quotes(head) else []
-        return ", ".join(said)
+        said = [] if writing == Writing() else [str(writing.without(self.dialect))]
+        if self._is_table:
+            text = head.decode("utf-8", "replace")
+            told = self.dialect.completed(self.file_format, text, text.lstrip("\n").partition("\n")[0], rows)
+            said += self.dialect.in_words(self.file_format, told)
+        return ", ".join(filter(None, said))
 
     def column_types(self, rows: Rows) -> dict[str, str]:
         """As :func:`embedctl.corpus.tables.column_types`; none of what is no plain parquet file."""
@@ -114,15 +122,16 @@ class CorpusFile:
             hint = _STANDARD_INPUT if self.guessed and self.path == "-" else ""
             return jsonl(lines, self.name, rows, hint=hint)
         if self.file_format == "txt":
-            return txt(lines, self.name, rows)
-        has_quotes = self._has_quotes(beginning(stream).removeprefix(MARK))
-        dialect = replace(self.dialect, quoted=True) if has_quotes else self.dialect
-        return delimited(lines, self.name, rows, self.file_format, dialect)
-
-    def _has_quotes(self, head: bytes) -> bool:
-        """Whether this is a `.tsv` with quotes, and nobody said so."""
-        unsaid = self.file_format == "tsv" and self.dialect.quoted is None
-        return unsaid and looks_quoted(head.decode("utf-8", "replace"))
+            return txt(lines, self.name, rows, carriages=self.dialect.carriage is False)
+        head = beginning(stream).removeprefix(MARK).decode("utf-8", "replace")
+        first = []
+        for line in lines:
+            first.append(line)
+            if line.strip():
+                break
+        names = first[-1].decode("utf-8", "surrogateescape") if first else ""
+        dialect = self.dialect.completed(self.file_format, head, names, rows)
+        return delimited(chain(first, lines), self.name, rows, self.file_format, dialect)
 
     def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         """An array; or an object per line, as many files of this name hold."""
@@ -134,14 +143,38 @@ class CorpusFile:
         """What a stream has in its buffer, where it stays, as UTF-8, and how it is written."""
         with self._explained(), opened(self.path) as stream:
             head = beginning(stream)
-        writing = Writing.of(head, self.dialect.encoding)
+        writing = self._writing(head)
         return writing.utf_8(head), writing
+
+    def _writing(self, head: bytes) -> Writing:
+        """How this text is written; raises InputError if it is none."""
+        writing = Writing.of(head, self.dialect, table=self._is_table)
+        refuse_another(
+            head, self.file_format, self.name, encoded=writing.encoding != "utf-8" or bool(self.dialect.encoding)
+        )
+        return writing
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
         with self._explained(), opened(self.path) as stream:
-            text = self.file_format != "parquet"
-            yield as_utf_8(stream, self.dialect.encoding, self.name) if text else stream
+            self._check_unchanged()
+            if self.file_format == "parquet":
+                refuse_another(beginning(stream), "parquet", self.name, encoded=False)
+                yield stream
+            else:
+                yield as_utf_8(stream, self._writing(beginning(stream)), self.name)
+            self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """Raise InputError if this file is no longer what it was when it was first opened: what was checked, or is
+        queued, would not be what it holds."""
+        if not self.rereadable:
+            return
+        now = Path(self.path).stat()
+        facts = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
+        self._first[:] = self._first or [facts]
+        if self._first != [facts]:
+            raise InputError(f"{self.name} has changed while it was read: give a copy that nothing writes to")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

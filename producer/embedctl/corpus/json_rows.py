@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from embedctl_config.errors import InputError
@@ -34,12 +35,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _whole_number(digits: str) -> int | float:
-    """An integer; infinity if it is so long that Python refuses to convert it. No id is that long."""
+def _whole_number(digits: str) -> int | Decimal:
+    """An integer; a decimal if it is so long that Python refuses to convert it. No id is that long."""
     try:
         return int(digits)
     except ValueError:
-        return float(digits)
+        return Decimal(digits)
 
 
 PARSER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_whole_number)

@@ -8,21 +8,15 @@ from typing import Any
 from embedctl.corpus.json_rows import PARSER
 from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
+from embedctl.corpus.streams import NULS
 from embedctl_config.errors import InputError
 
-#: How a stream of another kind begins → what to do with it.
-_OTHER_KINDS = {
-    b"[": "if it is a JSON array, give --format json",
-    b"PAR1": "it looks like parquet: give --format parquet",
-    b"\x1f\x8b": "it is compressed: pipe it through gunzip",
-    b"BZh": "it is compressed: pipe it through bunzip2",
-    b"\xfd7zXZ": "it is compressed: pipe it through unxz",
-    b"\x28\xb5\x2f\xfd": "it is compressed: pipe it through zstd -dc",
-}
+_ARRAY = "if it is a JSON array, give --format json"
 
 
-def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
-    """A record a line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
+def txt(lines: Iterable[bytes], name: str, rows: Rows, *, carriages: bool) -> Iterator[Line]:
+    """A record a line; an empty line is an (empty) record, so that vectors and lines have the same numbers. A carriage
+    return within a line makes it a bad one, unless `carriages` are text.
 
     Raises InputError if a field is to be kept, or a template's, that is not the text.
     """
@@ -30,7 +24,9 @@ def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
     rows.check_kept([rows.text_field], name)
     for number, line in enumerate(lines, start=1):
         where, text = f"{name}, line {number}", line.removesuffix(b"\n").removesuffix(b"\r")
-        if b"\r" in text:
+        if text and not text.strip(b"\0"):
+            yield InputError(f"{where}: {NULS}")
+        elif b"\r" in text and not carriages:
             yield InputError(
                 f"{where}: a carriage return stands within the line: nothing tells whether a text ends there"
             )
@@ -48,7 +44,8 @@ def jsonl(lines: Iterable[bytes], name: str, rows: Rows, *, hint: str = "") -> I
         try:
             row = json_object(line, where)
         except InputError as error:
-            advice = _advice(line, hint) if first else ""
+            array = _ARRAY if line.lstrip().startswith(b"[") else hint
+            advice = array if first else ""
             yield InputError(f"{error}; {advice}") if advice else error
         else:
             yield rows.line(row, where)
@@ -65,7 +62,3 @@ def json_object(line: bytes, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f'{where}: expected an object such as {{"text": …}}, found {kind_of(value)}')
     return value
-
-
-def _advice(line: bytes, hint: str) -> str:
-    return next((advice for start, advice in _OTHER_KINDS.items() if line.lstrip().startswith(start)), hint)

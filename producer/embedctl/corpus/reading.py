@@ -13,7 +13,7 @@ from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.inputs import FORMATS, expanded, guess_format
 from embedctl.corpus.kept import names_with_values
 from embedctl.corpus.records import Record
-from embedctl.corpus.rows import Line, Places, Rows
+from embedctl.corpus.rows import ID_FIELD, Line, Places, Rows
 from embedctl.corpus.unique import UniqueIds, repeated
 from embedctl_config.errors import InputError
 
@@ -85,6 +85,8 @@ class Corpus:
             raise self.empty()
         if good and absent:
             log.warning("%s: no record has a value in %s: kept as null", self.name, ", ".join(sorted(absent)))
+        if good and self.rows.id_field != ID_FIELD and self.rows.id_type.found is None:
+            log.warning("%s: no record has a value in %s: all ids are null", self.name, self.rows.id_field)
         for file in self.files:
             file.check_pipe(self.rows)
         self._tell_dialects()
@@ -119,6 +121,14 @@ class Corpus:
 
     def _tell_dialects(self) -> None:
         found = {file.name: file.found(self.rows) for file in self.files}
+        ids = self.rows.id_type
+        if ids.found is None and ids.beside:
+            log.warning(
+                "%s: there is no field %r, so there are no ids; %r is one: name it with --id-field",
+                self.name,
+                self.rows.id_field,
+                ids.beside,
+            )
         for how in dict.fromkeys(filter(None, found.values())):
             first, *others = (name for name, each in found.items() if each == how)
             log.warning("%s%s: read with %s", first, f" and {len(others):,} other files" if others else "", how)

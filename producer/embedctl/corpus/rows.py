@@ -27,10 +27,12 @@ Line = Record | InputError
 @dataclass(slots=True)
 class OneType:
     """The type that the ids of a corpus have, once the first one was seen, and where that stands. `refuses` says why
-    the destination can't hold an id; it is empty if it can."""
+    the destination can't hold an id; it is empty if it can. `beside` is a field of the first row that is called nearly
+    as the id's field, which that row lacks."""
 
     found: IdType | None = None
     where: str = ""
+    beside: str | None = None
     refuses: Callable[[RecordId], str] | None = None
 
     def check(self, label: RecordId | None, where: str) -> RecordId | None:
@@ -77,11 +79,18 @@ class Rows:
         """A row's record, or its error. Without `absent` to stand for it, a missing text field is one."""
         try:
             text, label = self.text_of(row, where, absent), field_of(row, self.id_field)
+            if label is None and self.id_type.beside is None:
+                self._look_beside(row)
             refuse_twice({self.id_field: label}, where)
             kept = kept_fields(row, self.keep, where)
             return self.record(text, self.id_type.check(check_id(label, where), where), kept)
         except InputError as error:
             return error
+
+    def _look_beside(self, names: Iterable[str]) -> None:
+        """Note what a row has in place of an id, such as `ID` or `id `; an empty name if it has nothing."""
+        like = [name for name in names if name.strip().casefold() == self.id_field.casefold()]
+        self.id_type.beside = "" if self.id_field in like or not like else like[0]
 
     def text_of(self, row: Mapping[str, Any], where: str, absent: Any = MISSING) -> Text:
         """A row's text. InputError: it lacks a field of it; only the text field may be `absent`."""
@@ -113,6 +122,7 @@ class Rows:
         The columns are names, with the fields inside each if they may be nested.
         """
         self.check_text(columns, where)
+        self._look_beside(columns)
         if self.id_field != ID_FIELD and not _has(columns, self.id_field):
             raise no_field(self.id_field, columns, where, "--id-field")
         self.check_kept(columns, where)

@@ -7,9 +7,12 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import shutil
 import sys
 import tempfile
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from embedctl.corpus.dialect import Dialect
 from embedctl_config.errors import InputError, MissingExtra
 
 _OPENERS: Mapping[str, Callable[[BinaryIO], Any]] = {
@@ -38,14 +42,27 @@ _MARKS = {
 }
 #: This much of a file's beginning tells its encoding and its line ends (bytes).
 _HEAD_BYTES = 64 * 1024
-#: Of UTF-16 without a mark, at least every tenth byte is NUL, and nearly always the same one of two: line ends, spaces
-#: and the names of fields are ASCII in any language, unless its lines are of one script without spaces.
-_LEAST_NULS = 0.1
-_ONE_OF_TWO = 4
+#: Of UTF-16 without a mark that UTF-8 can be, too, at least so much are control characters (of the bytes): the higher
+#: bytes of the characters, or the lower ones of line ends.
+_LEAST_CONTROLS = 0.2
+#: Of one script's UTF-16, so many of the higher bytes are control characters, but in East Asia.
+_MOST_OF_HALF = 0.8
+#: At most so much of a text is no characters that texts hold (of the characters).
+_MOST_STRANGE = 0.2
+#: What is neither UTF-8 nor in another encoding holds at most so many control characters (of the bytes).
+_MOST_CONTROLS = 0.02
+#: Control characters that texts don't hold, and all of them.
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a"})
+_ALL_CONTROLS = bytes(range(32))
 #: No script has characters beyond this plane, whose number is the second highest byte of UTF-32; the highest is 0.
 _LAST_PLANE = 3
-#: The end mark that old DOS tools write.
-_DOS_END = b"\x1a"
+_LINE_END = re.compile("\r\n?|\n")
+#: The end mark that old DOS tools write, once or up to the end of a block.
+DOS_END = "\x1a"
+#: A line that begins so was written in another encoding than the lines before it, which was joined with them.
+_MARKS_WITHIN = (b"\xff\xfe", b"\xfe\xff", "\ufffe".encode())
+#: What is said of a block of NULs, which is what a crash leaves of a file that was being written.
+NULS = "NUL bytes alone, as a write that was interrupted leaves them"
 
 
 @contextmanager
@@ -132,12 +149,15 @@ class Writing:
     carriage: bool = False
 
     @classmethod
-    def of(cls, head: bytes, encoding: str | None) -> Writing:
-        """What a file's beginning tells; the encoding may be known."""
-        encoding = encoding or _encoding_of(head)
+    def of(cls, head: bytes, said: Dialect, *, table: bool) -> Writing:
+        """What a file's beginning tells of what was not said. In a table, a line feed may stand in quotes."""
+        encoding = said.encoding or _encoding_of(head)
+        if said.carriage is not None:
+            return cls(encoding, said.carriage)
         # The line feed after the last carriage return may not be here yet; and it may be the only one.
         text = head.decode(encoding, "replace").rstrip("\r\n")
-        return cls(encoding, "\r" in text and "\n" not in text)
+        first = _LINE_END.search(text)
+        return cls(encoding, first is not None and first[0] == "\r" and (table or "\n" not in text))
 
     def utf_8(self, head: bytes) -> bytes:
         """A text's beginning as UTF-8 without a mark, with a line feed at each line's end."""
@@ -145,6 +165,10 @@ class Writing:
             return head.removeprefix(MARK)
         text = head.decode(self.encoding, "replace").removeprefix("\ufeff")
         return (text.replace("\r", "\n") if self.carriage else text).encode()
+
+    def without(self, said: Dialect) -> Writing:
+        """This without what somebody said."""
+        return Writing("utf-8" if said.encoding else self.encoding, self.carriage and said.carriage is None)
 
     def __str__(self) -> str:
         said = [self.encoding.upper()] if self.encoding != "utf-8" else []
@@ -160,28 +184,50 @@ def _encoding_of(head: bytes) -> str:
             return "utf-32-le"
         if not any(units[::4]) and max(units[1::4]) <= _LAST_PLANE:
             return "utf-32-be"
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    if max(even, odd) > max(1, _ONE_OF_TWO * min(even, odd)) and even + odd >= _LEAST_NULS * len(head):
-        return "utf-16-le" if odd > even else "utf-16-be"
-    if (even > 0) is not (odd > 0) and not _is_whole(head, "utf-8"):
-        wide = "utf-16-le" if odd else "utf-16-be"
-        return wide if _is_whole(head, wide) and "\n" in head.decode(wide, "ignore") else "utf-8"
-    return "utf-8"
+    return _wide_of(head) or "utf-8"
 
 
-def _is_whole(head: bytes, encoding: str) -> bool:
-    """Whether a file's beginning has this encoding; it may end within a character."""
+def _wide_of(head: bytes) -> str | None:
+    """The UTF-16 of a beginning without a mark; None if it is rather UTF-8, or nothing tells."""
+    if not _count(head, _CONTROLS):
+        return None
+    if _decoded(head, "utf-8") is not None and _count(head, _ALL_CONTROLS) < _LEAST_CONTROLS * len(head):
+        return None
+    found = {}
+    for encoding, first in (("utf-16-le", 1), ("utf-16-be", 0)):
+        text, higher = _decoded(head, encoding, "surrogatepass"), head[first::2]
+        of_one_script = _count(higher, _ALL_CONTROLS) >= _MOST_OF_HALF * len(higher)
+        if text and ("\n" in text or of_one_script) and (strange := _strange(text)) < _MOST_STRANGE:
+            found[strange] = encoding
+    return found[min(found)] if found else None
+
+
+def _strange(text: str) -> float:
+    """How much of a text are no characters that texts hold."""
+    kinds = Counter(unicodedata.category(each) for each in text if each not in "\t\n\v\f\r\x1a\ufeff")
+    return sum(kinds[each] for each in ("Cc", "Cn", "Co", "Cs")) / len(text)
+
+
+def _decoded(head: bytes, encoding: str, errors: str = "strict") -> str | None:
+    """A file's beginning, which may end within a character; None if it has another encoding."""
     try:
-        codecs.getincrementaldecoder(encoding)().decode(head)
+        return codecs.getincrementaldecoder(encoding)(errors).decode(head)
     except UnicodeDecodeError:
-        return False
-    return True
+        return None
 
 
-def as_utf_8(stream: BinaryIO, encoding: str | None, name: str) -> BinaryIO:
+def looks_binary(head: bytes) -> bool:
+    """Whether a file's beginning is neither UTF-8 nor any text in another encoding that has no mark."""
+    return _count(head, _CONTROLS) > _MOST_CONTROLS * len(head) and _decoded(head, "utf-8") is None
+
+
+def _count(data: bytes, some: bytes) -> int:
+    return len(data) - len(data.translate(None, some))
+
+
+def as_utf_8(stream: BinaryIO, writing: Writing, name: str) -> BinaryIO:
     """A text as UTF-8 with a line feed at each line's end, whatever encoding and line ends it has; raises InputError
     while it is read, if it can't have this encoding. Only text that is neither is copied."""
-    writing = Writing.of(beginning(stream), encoding)
     return stream if writing == Writing() else io.BufferedReader(_Recoded(stream, writing, name), _HEAD_BYTES)
 
 
@@ -221,7 +267,14 @@ def bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
             raise InputError(f"{name}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB")
-        plain = line.removeprefix(MARK).removesuffix(_DOS_END)  # any line but the last ends in a line feed
+        plain = line
+        while plain.startswith(MARK):
+            plain = plain.removeprefix(MARK)
+        if plain.startswith(_MARKS_WITHIN):
+            raise InputError(
+                f"{name}, line {number}: a byte order mark of another encoding begins it: files were joined"
+            )
+        plain = plain.rstrip(DOS_END.encode())  # any line but the last ends in a line feed
         if plain:
             yield plain
 

@@ -5,25 +5,50 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, BinaryIO
 
 from embedctl.corpus.column_types import readable, type_at, written
-from embedctl.corpus.dialect import Dialect
+from embedctl.corpus.dialect import Dialect, names_separator
 from embedctl.corpus.rows import Line, Rows
-from embedctl.corpus.streams import MAX_LINE_BYTES, needs_pyarrow, seekable
+from embedctl.corpus.streams import MAX_LINE_BYTES, NULS, needs_pyarrow, seekable
 from embedctl_config.errors import InputError
 
-_SEPARATORS = (",", ";", "\t", "|")
-_NAMED_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 #: How an error of the module csv begins → what is said.
 _ERRORS = {
     "unexpected end of data": "a quote is opened and never closed",
     "new-line character seen": "a carriage return stands within the line, outside of quotes",
 }
+_AFTER_QUOTE = (
+    "text stands after a closing quote: a quote that is text is doubled, or stands after a backslash if you give "
+    "--dialect escape=backslash"
+)
+#: With escapes, what a backslash stands before is a lone surrogate until the row is divided. What is no UTF-8 comes as
+#: others of them.
+_HIDDEN = 0xD800
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+#: Without quotes, a backslash and a letter stand for what would end a field or a row, as databases write it, and `\N`
+#: for null.
+_LETTERS = {"t": "\t", "n": "\n", "r": "\r"}
+_NULL = r"\N"
 #: Rows of parquet in memory at once.
 _PARQUET_ROWS = 1024
+
+
+class _Escapes:
+    """Hides what stands after a backslash from the division of a row into fields, and shows it again."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        plain = {each: each for each in (dialect.quote, dialect.separator, "\\") if each}
+        plain |= {} if dialect.quote else _LETTERS
+        self._hidden = {name: chr(_HIDDEN + at) for at, name in enumerate(plain)}
+        self._shown = {_HIDDEN + at: text for at, text in enumerate(plain.values())}
+
+    def hide(self, line: str) -> str:
+        return _ESCAPED.sub(lambda found: self._hidden.get(found[1], found[0]), line)
+
+    def show(self, fields: list[str]) -> list[Any]:
+        return [None if field == _NULL else field.translate(self._shown) for field in fields]
 
 
 class _Lines:
@@ -34,8 +59,9 @@ class _Lines:
         number: of the line that was read last, from 1.
     """
 
-    def __init__(self, lines: Iterable[bytes]) -> None:
+    def __init__(self, lines: Iterable[bytes], escapes: _Escapes | None) -> None:
         self._lines = iter(lines)
+        self._escapes = escapes
         self._row: list[str] = []
         self._again: list[str] = []
         self.number = 0
@@ -44,7 +70,7 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._again.pop() if self._again else next(self._lines).decode("utf-8", "surrogateescape")
+        line = self._again.pop() if self._again else self._decoded(next(self._lines))
         self.number += 1
         self._row.append(line)
         return line
@@ -58,32 +84,25 @@ class _Lines:
         self._again += reversed(given_back)
         self.number -= len(given_back)
 
-
-def separator_of(line: str, rows: Rows) -> str:
-    """The separator of a table with this first line: the one that gives the columns that rows need, comma before the
-    others, or that a line such as `sep=;` names, as Excel writes it."""
-    if named := _NAMED_SEPARATOR.fullmatch(line.strip("\r\n")):
-        return named[1]
-    columns = {each: next(csv.reader([line], delimiter=each), []) for each in _SEPARATORS}
-    for separator, names in columns.items():
-        with suppress(InputError):
-            rows.check_once(names, "")
-            rows.check_columns(names, "")
-            return separator
-    return max(columns, key=lambda each: len(columns[each]))
+    def _decoded(self, line: bytes) -> str:
+        text = line.decode("utf-8", "surrogateescape")
+        return text if self._escapes is None else self._escapes.hide(text)
 
 
 def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str, dialect: Dialect) -> Iterator[Line]:
-    """`csv` or `tsv`, which begins with a line of column names; raises InputError if one is missing or stands twice."""
+    """`csv` or `tsv` of a dialect of which all is known, which begins with a line of column names; raises InputError if
+    one is missing or stands twice."""
     csv.field_size_limit(MAX_LINE_BYTES)
-    source = _Lines(lines)
-    first = next(source, "")
-    separator = dialect.separator or ("\t" if file_format == "tsv" else separator_of(first, rows))
-    quoted = file_format == "csv" if dialect.quoted is None else dialect.quoted
+    escapes = _Escapes(dialect) if dialect.escapes else None
+    source = _Lines(lines, escapes)
     table = csv.reader(
-        source, delimiter=separator, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, strict=True
+        source,
+        delimiter=str(dialect.separator),
+        quotechar=dialect.quote or None,
+        quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+        strict=True,
     )
-    source.give_back(keep=1 if _NAMED_SEPARATOR.fullmatch(first.strip("\r\n")) else 0)
+    source.give_back(keep=1 if names_separator(next(source, "")) else 0)
     columns: list[str] = []
     while True:
         source.begin_row()
@@ -105,18 +124,34 @@ def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str, d
             columns = fields
             rows.check_once(columns, where)
             rows.check_columns(columns, where)
-        elif fields == columns:
-            yield InputError(f"{where}: the names of the columns once more, as in files that were joined")
-        elif any(fields[len(columns) :]):  # empty fields are harmless
-            yield InputError(
-                f"{where}: more fields than the {len(columns)} columns of line 1; a text that holds the separator "
-                "must be quoted"
-            )
+        elif wrong_row := _wrong(fields, columns, where, dialect):
+            yield wrong_row
         else:
-            yield rows.line(dict(zip_longest(columns, fields[: len(columns)])), where)
+            values = escapes.show(fields) if escapes else fields
+            yield rows.line(dict(zip_longest(columns, values[: len(columns)])), where)
+
+
+def _wrong(fields: list[str], columns: list[str], where: str, dialect: Dialect) -> InputError | None:
+    """Why a row is none; raises InputError if all that follow it would be wrong."""
+    if fields[0] in columns and sorted(fields) == sorted(columns):
+        if fields != columns:
+            raise InputError(f"{where}: the columns have another order from here on, as in files that were joined")
+        return InputError(f"{where}: the names of the columns once more, as in files that were joined")
+    if any(fields[len(columns) :]):  # empty fields are harmless
+        advice = (
+            "a text that holds the separator must be quoted"
+            if dialect.quote
+            else "a text can't hold the separator, unless fields are in quotes: then give --dialect quote=double"
+        )
+        return InputError(f"{where}: more fields than the {len(columns)} columns; {advice}")
+    if len(fields) == 1 and fields[0] and not fields[0].strip("\0"):
+        return InputError(f"{where}: {NULS}")
+    return None
 
 
 def _in_words(error: csv.Error) -> str:
+    if " expected after " in str(error):
+        return _AFTER_QUOTE
     return next((said for begins, said in _ERRORS.items() if str(error).startswith(begins)), str(error))
 
 
@@ -125,7 +160,7 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
     pyarrow = needs_pyarrow("reading parquet")
     try:
         with seekable(stream, plain=plain) as whole:
-            file = pyarrow.parquet.ParquetFile(whole, arrow_extensions_enabled=True)
+            file = pyarrow.parquet.ParquetFile(whole, arrow_extensions_enabled=True, page_checksum_verification=True)
             rows.check_once(file.schema_arrow.names, name)
             rows.check_columns(_nested(file.schema_arrow), name)
             # Columns that are not there are left out, and a path selects one field of a struct.

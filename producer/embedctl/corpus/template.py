@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ def parse_template(words: str | None) -> Template | None:
 def _word(value: object, name: str, where: str) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and not is_missing(value):
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and not is_missing(value):
         return str(value)
     found = "null" if is_missing(value) else kind_of(value)
     raise InputError(f"{where}: the field {name!r} holds {found}, and {FLAG} takes text and numbers")

@@ -187,14 +187,6 @@ def test_the_limit_counts_requests(tmp_path: Path) -> None:
     assert [record.id for record in corpus.records()] == ["a", "a", "b"]
 
 
-def test_a_line_that_changed_after_the_check_is_an_error(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path, a_request("a"))
-    corpus.check()
-    corpus_of(tmp_path, "{")
-    with pytest.raises(BatchFileError, match="line 1: invalid_json_line"):
-        list(corpus.records())
-
-
 def test_standard_input_is_checked_in_full_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(OF_VLLM.encode()))))
     files = open_corpus("-", rows=Rows(100)).files

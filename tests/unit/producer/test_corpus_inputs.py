@@ -94,6 +94,48 @@ def test_what_names_no_file_or_one_twice_is_refused(paths: list[str], words: str
 
 
 @pytest.mark.usefixtures("folder")
+def test_links_in_a_circle_do_no_harm_and_those_that_lead_nowhere_are_named() -> None:
+    for name in ("x", "y"):
+        Path("d/e", name).symlink_to("..")
+        Path("d", name).symlink_to("e")
+    assert texts("d/**/*.txt") == ["b1", "b2", "deep"]
+    assert texts(f"{Path.cwd()}/**/e/**/deep.txt") == ["deep"]
+    Path("d/gone.csv").symlink_to("nowhere")
+    for argument in ("d", "d/*.csv", "**/g*.csv"):
+        with pytest.raises(InputError, match=r"d/gone\.csv can't be read: No such file"):
+            opened(argument)
+    Path("d/gone.csv").unlink()
+    Path("d/round.csv").symlink_to("round.csv")
+    for argument in ("d", "d/round.csv"):
+        with pytest.raises(InputError, match=r"d/round\.csv can't be read: Too many levels"):
+            opened(argument)
+
+
+@pytest.mark.parametrize("change", ["grows", "is cut", "is replaced"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "c.txt"
+    path.write_text("a text\n" * 20_000)
+
+    def changed() -> None:
+        if change == "is replaced":
+            (tmp_path / "new").write_text("a text\n" * 20_000)
+            (tmp_path / "new").rename(path)
+        else:
+            with path.open("a" if change == "grows" else "r+") as stream:
+                stream.write("one more\n") if change == "grows" else stream.truncate(7)
+
+    corpus = opened(path)
+    corpus.check()
+    assert len(list(corpus.records())) == 20_000
+    reading = corpus.records()
+    next(reading)
+    changed()
+    for records in (reading, corpus.records()):
+        with pytest.raises(InputError, match=r"c\.txt has changed while it was read"):
+            list(records)
+
+
+@pytest.mark.usefixtures("folder")
 def test_files_that_will_be_written_are_no_part_of_a_folder_and_never_overwritten() -> None:
     written = [Path("d/b.txt").resolve()]
     assert texts("d", written=written) == ["a", "c"]
@@ -183,13 +225,13 @@ def test_a_limit_leaves_the_rest_of_a_pipe_unread(monkeypatch: pytest.MonkeyPatc
         (b"a text\n", "; standard input is read as jsonl: give --format txt for plain text, or .* csv"),
         (b"3\n", "expected an object .* found a number; standard input is read as jsonl"),
         (b'[{"text": "a"}]', "give --format json$"),
-        (b"PAR1\x15", "looks like parquet: give --format parquet"),
-        (gzip.compress(b"{}", mtime=0), "it is compressed: pipe it through gunzip"),
+        (b"PAR1\x15", "not jsonl, but parquet: give --format parquet"),
+        (gzip.compress(b"{}", mtime=0), "but compressed: .* pipe it through gunzip"),
     ],
 )
 def test_standard_input_of_another_format_names_it(content: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe(monkeypatch, content)
-    with pytest.raises(InputError, match=rf"standard input, line 1: .*{words}"):
+    with pytest.raises(InputError, match=rf"standard input.*{words}"):
         texts("-")
 
 
@@ -252,9 +294,7 @@ def test_a_named_column_of_ids_must_be_there(tmp_path: Path, suffix: str) -> Non
 def test_a_csv_row_with_more_fields_than_columns_is_bad_and_loses_no_text(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text('id,text\n1,"quoted, well"\n2,not quoted, and cut\n3,c,,\n')
-    with pytest.raises(
-        InputError, match=r"c\.csv, line 3: more fields than the 2 columns of line 1; .* must be quoted"
-    ):
+    with pytest.raises(InputError, match=r"c\.csv, line 3: more fields than the 2 columns; .* must be quoted"):
         opened(path).check()
     assert [record.id for record in opened(path).records(lambda *_: None)] == ["1", "3"]
 

@@ -86,7 +86,22 @@ def test_nul_bytes_within_utf_8_stay(corpus: Make) -> None:
         ("c.txt", b"a\rb\rc\n", ["a", "b", "c"]),
         ("c.csv", b"id,text\r1,a\r2,b\r", ["a", "b"]),
         ("c.jsonl", b'{"text": "a"}\r{"text": "b"}\r', ["a", "b"]),
-        *(("c.txt", "日本語\n漢字".encode(wide), ["日本語", "漢字"]) for wide in WIDE),
+        *(
+            ("c.txt", text.encode(wide), text.splitlines())
+            for wide in WIDE
+            for text in ("日本語\n漢字", "一二\n三", "Привет\nмир", "Слово без конца строки", "😀\n", "नमस्ते दुनिया\nदो")  # noqa: RUF001
+        ),
+        ("c.txt", b"1\n2\n3\n", ["1", "2", "3"]),
+        ("c.txt", b"\n\n\na\n", ["", "", "", "a"]),
+        ("c.tsv", b"text\tb\na\tb\nc\td\n", ["a", "c"]),
+        ("c.txt", b"\xef\xbb\xbf\xef\xbb\xbfa\n", ["a"]),
+        ("c.csv", b'id,text\r1,"a\nb"\r2,c\r', ["a\nb", "c"]),
+        ("c.json", b'["a"]\n\x1a\x1a', ["a"]),
+        ("c.csv", b"id,text\n1,a\n\x1a\x1a\x1a", ["a"]),
+        ("c.csv", b"id^text\n1^a, b\n", ["a, b"]),
+        ("c.tsv", b"id,text\n1,a\n", ["a"]),
+        ("c.csv", b'id,text\n1,"say \\"hi\\", all \\n"\n2,"a ""b"" \\\\"\n', ['say "hi", all \\n', 'a "b" \\']),
+        ("c.csv", b'id,text\n1,"C:\\dir\\"\n2,"5\\"\n', ["C:\\dir\\", "5\\"]),
         ("c.txt", b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "b"]),
         ("c.jsonl", b'{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n', ["a", "b"]),
         ("c.csv", b"id,text\n1,a\n\x1a", ["a"]),
@@ -114,9 +129,11 @@ def test_what_programs_write_is_read(corpus: Make, name: str, content: bytes, ex
     [
         ("c.txt", b"a\r\nb\rc\r\nd", "line 2: a carriage return stands within the line"),
         ("c.csv", b"id,text\n1,a\n\xef\xbb\xbfid,text\n2,d\n", "line 3: the names of the columns once more"),
+        ("c.csv", b"id,text\n1,a\n2,d\n" + bytes(512), "line 4: NUL bytes alone"),
+        ("c.txt", b"a\nd\n" + bytes(512), "line 3: NUL bytes alone"),
     ],
 )
-def test_what_joined_files_leave_is_no_text(corpus: Make, name: str, content: bytes, said: str) -> None:
+def test_what_is_no_line_of_its_file_is_named(corpus: Make, name: str, content: bytes, said: str) -> None:
     bad: list[str] = []
     found = corpus(name, content).records(lambda error, _: bad.append(str(error)))
     assert [record.text for record in found] == [b"a", b"d"]
@@ -141,7 +158,33 @@ def test_a_tsv_that_a_program_wrote_with_quotes_is_read_so(corpus: Make) -> None
     assert texts(corpus("c.tsv", b'"id"\t"text"\n"1"\t"plain"\n')) == ["plain"]
 
 
-def test_separator_and_quotes_can_be_named(corpus: Make) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("c.csv", b"id,text\n1,a\ntext,id\nb,2\n", "line 3: the columns have another order"),
+        ("c.txt", b"a few words\n" * 20 + b"\xff\xfeb\0", "line 21: a byte order mark of another encoding"),
+        ("c.csv", b"PAR1\x15\x04", "is not csv, but parquet: give --format parquet"),
+        ("c.txt", b"PK\x03\x04\x14\0", "but a zip archive"),
+        ("c.jsonl", bz2.compress(b"{}"), "but compressed: .*bunzip2"),
+        ("c.json", b"a.json" + bytes(251) + b"ustar", "but an archive"),
+        ("c.txt", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "no text in UTF-8"),
+        ("c.parquet", b"id,text\n", "is not parquet: it begins with"),
+        ("c.csv", b"id , text\n1,a\n", "fields seen: ' text', 'id '"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_whole(corpus: Make, name: str, content: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        list(corpus(name, content).records(lambda *_: None))
+
+
+def test_separator_quotes_escapes_and_line_ends_can_be_named(corpus: Make) -> None:
+    assert texts(corpus("c.csv", b"text:id\n'a:b':1\n", "separator=:,quote=single")) == ["a:b"]
+    rows = b"id\ttext\n1\ta\\tb\\nc\\\\n\n2\t\\N\n"
+    first, second = corpus("c.tsv", rows, "escape=backslash").records()
+    assert (first.text, second.kind) == (b"a\tb\nc\\n", RecordKind.NOT_TEXT)
+    assert texts(corpus("c.csv", b'id,text\n1,"a \\"\n', "escape=none")) == ["a \\"]
+    assert texts(corpus("c.txt", b"a\rb\n", "line-end=lf")) == ["a\rb"]
+    assert texts(corpus("c.txt", b"a\rb\n", "line-end=cr")) == ["a", "b"]
     assert texts(corpus("c.tsv", b'text\tid\n"a\tb\nc"\t1\n', "quote=double")) == ["a\tb\nc"]
     assert texts(corpus("c.csv", b'text|id\n"a|1\n', "separator=pipe, quote=none")) == ['"a']
 
@@ -204,6 +247,11 @@ def test_parquet_strings_that_are_not_utf_8(corpus: Make, tmp_path: Path) -> Non
 
 def test_a_check_tells_how_files_are_read(corpus: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+    corpus("a.csv", b"ID,text\n1,a\n").check()
+    corpus("b.jsonl", b'{"id ": 1, "text": "a"}\n').check_beginnings()
+    corpus("c.csv", b"id,ID,text\n1,2,a\n").check()
+    for column in ("ID", "id "):
+        assert f"there are no ids; {column!r} is one: name it with --id-field" in caplog.records.pop(0).getMessage()
     corpus("c.csv", TWO_ROWS.replace(",", ";").encode("utf-16")).check()
     corpus("d.txt", b"a\rb").check()
     corpus("e.csv", TWO_ROWS.encode()).check()
@@ -219,9 +267,10 @@ def test_a_check_tells_how_files_are_read(corpus: Make, caplog: pytest.LogCaptur
         ("cp1252", "'cp1252' is not NAME=VALUE"),
         ("encoding=nope", "'nope' is no encoding"),
         ("encoding=base64", "'base64' is no encoding"),
-        ("separator=;", "separator ';' is none of comma, semicolon, tab, pipe"),
+        ("separator=x", "separator 'x' is none of comma, semicolon, tab, pipe"),
         ("quote=double,quote=none", "each name once"),
-        ("escape=x", "'escape' is none of encoding, separator, quote"),
+        ("escape=x", "escape 'x' is none of backslash, none"),
+        ("end=lf", "'end' is none of encoding, separator, quote, escape, line-end"),
     ],
 )
 def test_a_dialect_that_is_none_is_refused(words: str, message: str) -> None:
