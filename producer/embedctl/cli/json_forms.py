@@ -50,6 +50,7 @@ def view_json(view: JobView) -> str:
         "workers": [_worker(worker) for worker in view.workers],
         "gone": view.gone,
         "suspects": view.suspects,
+        "causes": view.causes,
     }
     return json.dumps(facts, default=plain)
 

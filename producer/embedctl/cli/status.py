@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Generic, TypeVar
 
 import click
@@ -18,15 +21,20 @@ from embedctl.cli.json_forms import overview_json, view_json
 from embedctl.cli.options import json_option, option
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
+from embedctl.store import JobStatus
 from embedctl.store.connection import without_password
 from embedctl.terminal.drawing import job_lines, overview_lines
 from embedctl.terminal.job_facts import JobView, all_facts
 from embedctl.waiting.overview import Gatherer, Overview, Paces
-from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
+from embedctl_config.wire import ErrorCode
 
 T = TypeVar("T")
+
+#: Of how many chunks, and of how many records, it is said why they failed.
+_CHUNKS_READ, _CAUSES = 1000, 20
 
 
 @click.command()
@@ -137,7 +145,7 @@ def _one_job(broker: Broker, job_id: str) -> _Subject[JobView]:
         (pace,) = paces.of([job.status()], broker.connection.about_now_ms())
         room = broker.high_water()
         full = None if pace.job.state.ended else broker.connection.full_bytes()
-        return JobView(pace, job.workers(), job.gone_workers(), job.suspects(), room, full)
+        return JobView(pace, job.workers(), job.gone_workers(), job.suspects(), room, full, _causes(job, pace.job))
 
     return _Subject(
         title="embedctl status",
@@ -147,6 +155,16 @@ def _one_job(broker: Broker, job_id: str) -> _Subject[JobView]:
         draw=lambda view, width, height: job_lines(view.pace, all_facts(view), width, height),
         is_last=lambda view: view.job.state.ended,
     )
+
+
+def _causes(job: Job, status: JobStatus) -> Counter[ErrorCode]:
+    """The codes of the first records of an ended job that failed. None where they can't be read here: `embedctl errors`
+    says why not."""
+    causes = Counter[ErrorCode]()
+    if status.failed and status.state.ended:
+        with suppress(JobError):
+            causes.update(error.code for error in islice(job.iter_errors(chunks=_CHUNKS_READ), _CAUSES))
+    return causes
 
 
 def _print_job(view: JobView) -> None:

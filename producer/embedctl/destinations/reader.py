@@ -134,10 +134,12 @@ class ResultReader:
             vectors[chunk.positions] = chunk.vectors
             yield
 
-    def errors_by_chunk(self, start: int = 0) -> Iterator[list[FailedRecord]]:
-        """The failed records of one chunk after the other; see :meth:`Job.iter_errors`."""
+    def errors_by_chunk(self, start: int = 0, most: int | None = None) -> Iterator[list[FailedRecord]]:
+        """The failed records of one chunk after the other, of so many at most; see :meth:`Job.iter_errors`."""
         status = self.ended_status()
         chunks = status.original_chunks or status.chunks
+        if most is not None:
+            chunks = min(chunks, start + most)
         for at in range(start, chunks, _SLICE):
             indices = range(at, min(at + _SLICE, chunks))
             doubtful = (

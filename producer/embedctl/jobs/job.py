@@ -291,8 +291,9 @@ class Job:
             pass
         return vectors
 
-    def iter_errors(self) -> Iterator[FailedRecord]:
-        """The records of an ended job that have no vector, in input order; holds one chunk at a time.
+    def iter_errors(self, *, chunks: int | None = None) -> Iterator[FailedRecord]:
+        """The records of an ended job that have no vector, in input order; holds one chunk at a time. With `chunks`,
+        those of so many first chunks alone.
 
         If the job's error budget ended it, or somebody stopped it, these are the records that had failed until then.
 
@@ -300,7 +301,7 @@ class Job:
             JobUnfinished: the job has not ended.
             JobCancelled, JobLost: as for :meth:`iter_results`.
         """
-        for errors in self._reader.errors_by_chunk():
+        for errors in self._reader.errors_by_chunk(most=chunks):
             yield from errors
 
     def errors(self) -> list[FailedRecord]:

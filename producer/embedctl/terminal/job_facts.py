@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from embedctl.destinations.registry import is_database
@@ -12,6 +12,7 @@ from embedctl.queueing.routing import how_to_serve, no_worker_for, redis_full
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting.overview import JobPace
 from embedctl_config import tenants
+from embedctl_config.wire import ErrorCode
 
 #: A name and what is said under it.
 Fact = tuple[str, str]
@@ -20,7 +21,8 @@ Fact = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class JobView:
     """A job and its workers at one moment. `high_water_bytes` of its text may wait before its producer does.
-    `full_bytes` are what a full Redis uses and may use; None if there is room."""
+    `full_bytes` are what a full Redis uses and may use; None if there is room. `causes` counts the codes of the first
+    records that failed, once it has ended."""
 
     pace: JobPace
     workers: list[WorkerRow]
@@ -28,6 +30,7 @@ class JobView:
     suspects: list[Suspect]
     high_water_bytes: int
     full_bytes: tuple[int, int] | None = None
+    causes: Mapping[ErrorCode, int] = field(default_factory=dict)
 
     @property
     def job(self) -> JobStatus:
@@ -133,7 +136,7 @@ def _plain_facts(view: JobView) -> list[Fact]:
         ),
         ("records", f"{job.records:,}{'' if job.sealed else ' so far'}"),
         ("done", f"{job.done:,}"),
-        ("failed", f"{job.failed:,}"),
+        ("failed", _failed(view)),
         ("truncated", f"{job.truncated:,}"),
         ("chunks", f"{job.chunks_done:,} of {job.chunks:,}"),
         ("drained", f"{job.drained_chunks:,} chunks to {job.drained_to}" if job.drained_to else ""),
@@ -150,6 +153,13 @@ def _plain_facts(view: JobView) -> list[Fact]:
         *troubles(job),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _failed(view: JobView) -> str:
+    """How many records failed; and why, as far as that is known."""
+    causes, known = ", ".join(f"{code} {count:,}" for code, count in view.causes.items()), sum(view.causes.values())
+    first = f"the first {known:,}: " if known < view.job.failed else ""
+    return f"{view.job.failed:,}" + (f" ({first}{causes})" if causes else "")
 
 
 def _live(view: JobView) -> Fact:

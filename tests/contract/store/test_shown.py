@@ -138,6 +138,17 @@ def test_trouble_comes_first_until_the_job_has_ended(broker: Broker, raw: Redis,
     assert names(shown(job_id))[2] == "model"
 
 
+def test_an_ended_job_says_why_its_first_failed_records_have_no_vector(broker: Broker, shown: Show) -> None:
+    job_id = new_job(broker, 30)
+    work(broker, job_id, *range(29), failed=1)
+    assert dict(shown(job_id))["failed"] == "29"
+    work(broker, job_id, 29)
+    assert dict(shown(job_id))["failed"] == "29 (the first 20: empty 20)"
+    few = new_job(broker)
+    work(broker, few, 0, 1, failed=1)
+    assert dict(shown(few))["failed"] == "2 (empty 2)"
+
+
 def test_so_it_is_while_one_watches(broker: Broker) -> None:
     seen = _one_job(broker, new_job(broker)).look()
     lines = [line.plain.partition(" ")[0] for line in job_lines(seen.pace, all_facts(seen), 200, 50)]

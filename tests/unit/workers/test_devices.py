@@ -251,5 +251,36 @@ def test_a_container_finds_its_own_quota_at_the_top(mount: Path, membership: str
     assert cgroup.cpu_quota() == 2
 
 
-def test_without_control_groups_there_is_no_quota(mount: Path) -> None:
-    assert cgroup.cpu_quota() == math.inf
+def test_version_2_tells_what_memory_is_left_and_whom_its_lack_killed(mount: Path) -> None:
+    member_of(mount, V2)
+    service = mount / "system.slice" / "embedctl.service"
+    for name, text in {
+        "max": "1000",
+        "current": "700",
+        "stat": "anon 1\ninactive_file 50",
+        "events": "oom 9\noom_kill 3",
+    }.items():
+        write(service / f"memory.{name}", text)
+    assert (cgroup.memory_left(), cgroup.killed_for_memory()) == (350, 3)
+    write(service / "memory.max", "max")
+    assert cgroup.memory_left() == math.inf
+
+
+def test_version_1_does_so_too(mount: Path) -> None:
+    member_of(mount, V1.replace("cpu,cpuacct", "memory"))
+    group = mount / "memory"
+    facts = {
+        "limit_in_bytes": "1000",
+        "usage_in_bytes": "700",
+        "stat": "inactive_file 1\ntotal_inactive_file 50",
+        "oom_control": "under_oom 0\noom_kill 3",
+    }
+    for name, text in facts.items():
+        write(group / f"memory.{name}", text)
+    assert (cgroup.memory_left(), cgroup.killed_for_memory()) == (350, 3)
+    write(group / "memory.limit_in_bytes", str(2**63 - 4096))
+    assert cgroup.memory_left() == math.inf
+
+
+def test_without_control_groups_nothing_is_limited(mount: Path) -> None:
+    assert (cgroup.cpu_quota(), cgroup.memory_left(), cgroup.killed_for_memory()) == (math.inf, math.inf, 0)

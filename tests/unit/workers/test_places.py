@@ -292,3 +292,5 @@ def test_a_worker_that_held_chunks_had_started_even_if_nobody_saw_it() -> None:
 def test_how_it_ended_decides_what_is_suspect(status: int, words: str, suspect: bool | None) -> None:
     assert how_it_ended(status) == words
     assert makes_suspect(status) is suspect
+    by_kernel = " (out of memory)" if status == -signal.SIGKILL else ""
+    assert how_it_ended(status, memory_ran_out=True) == words + by_kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import resource
 import signal
 import time
@@ -18,6 +19,7 @@ from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Vectors, Windows, in_order_of_windows
 from embedctl_workers.backends.base import Backend
+from embedctl_workers.machine.cgroup import memory_left
 from embedctl_workers.machine.host import Host
 
 
@@ -161,9 +163,11 @@ def _misbehave(words: Collection[str], *kinds: Poison) -> None:
 
 
 def _eat_memory() -> None:
-    """Allocate without end. Where nothing bounds that, die as if the kernel had no memory left."""
-    if resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY:
+    """Take memory without end. Where nothing bounds that, die as if the kernel had no memory left."""
+    is_bounded = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    if not is_bounded and memory_left() == math.inf:
         signal.raise_signal(signal.SIGKILL)
     held = []
     while True:
-        held.append(np.empty(2**30, np.uint8))  # it is counted, and never touched
+        # Under a bound, what is asked for counts, and is never touched. A control group counts what is.
+        held.append(np.empty(2**28, np.uint8) if is_bounded else np.ones(2**24, np.uint8))

@@ -1,13 +1,16 @@
-"""How much CPU time the control groups grant to this process."""
+"""What the control groups grant to this process: CPU time and memory; and whom the kernel killed for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
+#: Version 1 has no word for "no limit", but a number above all memories (bytes).
+_UNLIMITED = 2**62
 
 
 def cpu_quota() -> float:
@@ -15,11 +18,28 @@ def cpu_quota() -> float:
 
     The smallest quota counts, among those of this process's group and the groups above it.
     """
-    return min(map(_granted, _groups()), default=math.inf)
+    return min(map(_granted, _groups("cpu")), default=math.inf)
 
 
-def _groups() -> Iterator[Path]:
-    """The folders of this process's groups and of the groups above them, under the mount points."""
+def memory_left() -> float:
+    """The bytes that this process may still take before a group's limit kills in it; infinite without a limit.
+
+    What files keep in memory, and the kernel would drop first, counts as left.
+    """
+    return min(map(_left, _groups("memory")), default=math.inf)
+
+
+def killed_for_memory() -> int:
+    """How many processes of this process's group the kernel has killed so far because memory ran out."""
+    for group in reversed(list(_groups("memory"))):
+        for name in ("memory.events", "memory.oom_control"):
+            with suppress(OSError, LookupError, ValueError):
+                return _facts(group / name)["oom_kill"]
+    return 0
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of this process's groups and of the groups above them, under the mount points, the lowest last."""
     try:
         lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -28,8 +48,8 @@ def _groups() -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             mounts = [_MOUNT]
-        elif "cpu" in controllers.split(","):
-            mounts = [_MOUNT / controllers, _MOUNT / "cpu"]
+        elif controller in controllers.split(","):
+            mounts = [_MOUNT / controllers, _MOUNT / controller]
         else:
             continue
         names = [name for name in path.split("/") if name]
@@ -49,3 +69,22 @@ def _granted(group: Path) -> float:
     except (OSError, ValueError, ZeroDivisionError):  # no group, or `max`
         return math.inf
     return math.ceil(granted) if granted > 0 else math.inf
+
+
+def _left(group: Path) -> float:
+    limit, used, dropped = (
+        ("max", "current", "inactive_file")
+        if (group / "memory.max").exists()
+        else ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+    )
+    try:
+        most, taken = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in (limit, used))
+        left = most - taken + _facts(group / "memory.stat")[dropped]
+    except (OSError, LookupError, ValueError):  # no group, or `max`
+        return math.inf
+    return max(0, left) if most < _UNLIMITED else math.inf
+
+
+def _facts(file: Path) -> dict[str, int]:
+    """A file of the kernel that has a name and a number in each line."""
+    return {name: int(number) for name, number in map(str.split, file.read_text(encoding="ascii").splitlines())}

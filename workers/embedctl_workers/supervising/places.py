@@ -20,6 +20,7 @@ from embedctl_config import keys
 from embedctl_config.errors import WorkerError
 from embedctl_config.settings import ENV_PREFIX
 from embedctl_workers.machine import tally
+from embedctl_workers.machine.cgroup import killed_for_memory
 from embedctl_workers.supervising.plan import PlannedWorker
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
@@ -48,6 +49,7 @@ class Place(ABC):
         self.grace_s = grace_s
         self.process: subprocess.Popen[Any] | None = None
         self._started_at = 0.0
+        self._killed_for_memory = 0
 
     @property
     def settled(self) -> bool:
@@ -69,11 +71,14 @@ class Place(ABC):
                 self.start()
         elif (status := self.process.poll()) is not None:
             self._on_exit(status)
-        elif self.restarts.ready_at is None:
-            self._look()
+        else:
+            self._killed_for_memory = killed_for_memory()
+            if self.restarts.ready_at is None:
+                self._look()
 
     def start(self) -> None:
         self._started_at = time.monotonic()
+        self._killed_for_memory = killed_for_memory()
         self.restarts.on_start()
         self.process = self._spawn()
 
@@ -96,8 +101,12 @@ class Place(ABC):
         """How many chunks the process had in hand when it ended, and how many it had completed."""
         return 0, 0
 
+    def how(self, status: int) -> str:
+        """How the process ended, in words, just after its end."""
+        return how_it_ended(status, memory_ran_out=killed_for_memory() > self._killed_for_memory)
+
     def _on_exit(self, status: int) -> None:
-        how, restarts = how_it_ended(status), self.restarts
+        how, restarts = self.how(status), self.restarts
         held, completed = self._tally()
         self.release(status)
         pause = restarts.on_exit(status, time.monotonic(), held=held, completed=completed)
@@ -146,7 +155,7 @@ class WorkerPlace(Place):
         """Report that the process has ended, and whether what it held is suspect: not if the supervisor killed it."""
         assert self.process is not None
         suspect = makes_suspect(status)
-        how = how_it_ended(status) if suspect and not by_us else ""
+        how = self.how(status) if suspect and not by_us else ""
         self._registry.report_exit(self.process.pid, None if suspect is None else how)
         super().release(status)
 
@@ -344,7 +353,7 @@ def drain(places: Iterable[Place], how: str, wait: Callable[[float], None], is_u
                 place.say(logging.WARNING, "killed, for it had not ended by itself")
             elif (status := process.poll()) is not None:
                 place.release(status)
-                place.say(logging.INFO if status in (0, -signal.SIGTERM) else logging.ERROR, "%s", how_it_ended(status))
+                place.say(logging.INFO if status in (0, -signal.SIGTERM) else logging.ERROR, "%s", place.how(status))
         running = [(place, process) for place, process in running if place.process is not None]
         if running:
             wait(POLL_S)

@@ -87,11 +87,15 @@ class Restarts:
         return pause
 
 
-def how_it_ended(status: int) -> str:
-    """How a worker process ended, in words, from its status as :mod:`subprocess` gives it."""
+def how_it_ended(status: int, *, memory_ran_out: bool = False) -> str:
+    """How a worker process ended, in words, from its status as :mod:`subprocess` gives it.
+
+    If `memory_ran_out`, the kernel has just killed a process here for that.
+    """
     if status < 0:
         known = {int(each): each.name for each in signal.Signals}
-        return f"killed by {known.get(-status, f'signal {-status}')}"
+        name = known.get(-status, f"signal {-status}")
+        return f"killed by {name}" + (" (out of memory)" if memory_ran_out and status == -signal.SIGKILL else "")
     why = _WHY.get(status)
     return f"ended with status {status}" + (f" ({why})" if why else "")
 
