@@ -78,10 +78,13 @@ test-as-users: $(VENV)/.dev
 test-outside: $(VENV)/.dev
 	@$(PY) -m pytest $(call side,2) --chunk-files s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%) $(ARGS)
 
+# It ends with 77 where no engine can run.
+CONTAINERS = tests/containers/with-engine.sh $(PY) -m pytest -v --no-header $(if $(ALL),,-m "not long_fault") tests/containers $(ARGS)
+
 .PHONY: test-containers
 test-containers: $(VENV)/.dev
-	@if docker info >/dev/null 2>&1; then $(MAKE) --no-print-directory containers; \
-	else echo "no container engine answers: the images are not built and the stack is not run (make containers)"; fi
+	@if [ -n "$(CI)" ]; then echo "SKIPPED: in CI, no image is built and no stack is run, which takes too long: make containers"; \
+	else $(CONTAINERS) || { [ $$? = 77 ] && echo "SKIPPED: no image is built and no stack is run"; }; fi
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use gateway
@@ -142,8 +145,8 @@ chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, 
 	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(CHUNK_FILES),--chunk-files $(CHUNK_FILES)) $(ARGS)
 
 .PHONY: containers
-containers: $(VENV)/.dev ## build the CPU images, run the stack, break it and count; ALL=1: with the faults that take minutes
-	@tests/containers/with-engine.sh $(PY) -m pytest -v --no-header $(if $(ALL),,-m "not long_fault") tests/containers $(ARGS)
+containers: $(VENV)/.dev ## build the CPU images, run the stack, break it and count; ALL=1: break all of it, for 20 minutes
+	@$(CONTAINERS)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## how many of 320 small faults in the product the tests notice: ARGS="--help"

@@ -2,10 +2,11 @@
 # with-engine.sh COMMAND…: runs a command that needs a container engine, with Compose v2 and buildx.
 #
 # An engine that answers is used as it is. Where none does, root on Debian gets one of this folder's own, from Debian's
-# packages; it ends with the command. Its images stay in build/engine, so that only the first build takes long.
+# packages; it ends with the command. Its images stay in build/engine, so that only the first build takes long. Where no
+# engine can run, the status is 77.
 #
 # Where no registry answers either, stand-ins take the names of the base images: Debian's Python 3.11 and Redis 7.0,
-# made by debootstrap. They show that our files work, and nothing about the images of a registry.
+# made by mmdebstrap. They show that our files work, and nothing about the images of a registry.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -16,11 +17,12 @@ KEPT=$PWD/build/engine
 
 say() { echo "with-engine.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
+none() { say "$*"; exit 77; }
 quietly() { "$@" > "$KEPT/log" 2>&1 || { tail -5 "$KEPT/log" >&2; die "failed: $*"; }; }
 
 [ $# -gt 0 ] || die "usage: with-engine.sh COMMAND…"
 if docker compose version > /dev/null 2>&1 && docker info > /dev/null 2>&1; then exec "$@"; fi
-[ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || die "no container engine answers, and only root on Debian gets one here"
+[ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || none "no container engine answers, and only root on Debian gets one here"
 
 mkdir -p "$KEPT/config/cli-plugins"
 # The path of a socket must be short.
@@ -28,13 +30,13 @@ RUN=$(mktemp -d /tmp/engine-XXXXXX)
 export DOCKER_HOST=unix://$RUN/socket DOCKER_CONFIG=$KEPT/config
 
 packages() {
-    command -v dockerd > /dev/null && command -v debootstrap > /dev/null && return
-    say "installing docker.io and debootstrap"
+    command -v dockerd > /dev/null && command -v mmdebstrap > /dev/null && return
+    say "installing docker.io and mmdebstrap"
     # Debian's package would start an engine of its own.
     local policy=/usr/sbin/policy-rc.d
     [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' > $policy; chmod 755 $policy; trap "rm -f $policy" RETURN; }
     quietly apt-get -qq update
-    DEBIAN_FRONTEND=noninteractive quietly apt-get -qq install --yes --no-install-recommends docker.io iptables iproute2 debootstrap
+    DEBIAN_FRONTEND=noninteractive quietly apt-get -qq install --yes --no-install-recommends docker.io iptables iproute2 mmdebstrap
 }
 
 # The address from which apt takes Debian's packages.
@@ -60,15 +62,16 @@ plugins() {
 
 start() {
     say "starting $(dockerd --version)"
+    FORWARDS=$(cat /proc/sys/net/ipv4/ip_forward) POLICY=$(iptables --list-rules FORWARD 2> /dev/null | head -1)
     setsid dockerd --host "$DOCKER_HOST" --pidfile "$RUN/pid" --data-root "$KEPT/data" --exec-root "$RUN/exec" > "$KEPT/dockerd.log" 2>&1 < /dev/null &
     local left=300
     until docker info > /dev/null 2>&1; do
         sleep 0.2
-        [ $((left -= 1)) -gt 0 ] || { tail -5 "$KEPT/dockerd.log" >&2; die "the engine does not answer"; }
+        [ $((left -= 1)) -gt 0 ] && kill -0 $! 2> /dev/null || { tail -5 "$KEPT/dockerd.log" >&2; none "the engine does not answer"; }
     done
 }
 
-# What the engine leaves behind when it ends: containers, networks, its bridge, mounts.
+# What the engine leaves behind when it ends: containers, networks, its bridge, rules, mounts.
 stop() {
     if [ -s "$RUN/pid" ]; then
         docker ps --all --quiet | xargs --no-run-if-empty docker rm --force --volumes > /dev/null || true
@@ -78,7 +81,12 @@ stop() {
         kill "$pid" || true
         while kill -0 "$pid" 2> /dev/null && [ $((left -= 1)) -gt 0 ]; do sleep 0.2; done
         kill -9 "$pid" 2> /dev/null || true
-        [ -S /run/docker.sock ] || ip link delete docker0 2> /dev/null || true
+        if ! [ -S /run/docker.sock ]; then # no other engine has them
+            ip link delete docker0 2> /dev/null || true
+            iptables-save | grep -vi docker | iptables-restore || true
+            [ -z "$POLICY" ] || iptables $POLICY || true
+            echo "$FORWARDS" > /proc/sys/net/ipv4/ip_forward || true
+        fi
     fi
     [ -z "${WHEELS:-}" ] || kill "$WHEELS" || true
     awk -v top="$RUN/" -v kept="$KEPT/" 'index($5, top) == 1 || index($5, kept) == 1 {print $5}' /proc/self/mountinfo |
@@ -101,13 +109,13 @@ wheels() {
 }
 
 stand_ins() {
-    say "no registry answers: making stand-ins of the base images with debootstrap, $SUITE"
+    say "no registry answers: making stand-ins of the base images with mmdebstrap, $SUITE"
     local files=$RUN/context/files index
     mkdir -p "$files/etc/ssl/certs"
-    quietly debootstrap --variant=minbase $SUITE "$RUN/system" "$(mirror)"
-    rm -rf "$RUN"/system/var/cache/apt/archives/*.deb "$RUN"/system/var/lib/apt/lists/*
-    tar -C "$RUN/system" -c . | docker import - debian-stand-in:$SUITE > /dev/null
-    rm -rf "$RUN/system"
+    # As in Debian's image, dpkg does not wait for the disk after each file.
+    quietly mmdebstrap --variant=minbase --dpkgopt=force-unsafe-io $SUITE "$RUN/system.tar" "$(mirror)"
+    docker import "$RUN/system.tar" debian-stand-in:$SUITE > /dev/null
+    rm "$RUN/system.tar"
     # They trust what this machine trusts, and take packages from where it does.
     cp -L /etc/ssl/certs/ca-certificates.crt "$files/etc/ssl/certs/"
     index=$(python3 -m pip config get global.index-url 2> /dev/null) && index="index-url = $index" || index=
