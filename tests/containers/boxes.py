@@ -8,8 +8,8 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,13 @@ from tests.support.waiting import eventually
 PARTS = ("config", "gateway", "producer", "workers")
 FILES = (".dockerignore", "LICENSE", "README.md", "constraints.txt", "docker-compose.yml", "pyproject.toml")
 MODEL = "all-MiniLM-L6-v2"
+#: A class without a model, which takes half a second for each batch of about ten records.
+SLOW_DUMMY = """
+[classes.cpu]
+backend = "dummy"
+token_budget = 256
+options = { dim = 16, seconds_per_batch = 0.5, poison = true }
+"""
 #: For a command that hangs, not for a busy machine (seconds).
 _PATIENCE_S = 1800.0
 READY_S = 600.0
@@ -100,20 +107,35 @@ class Boxes:
         """What `docker compose` prints; with errors too, where it may fail."""
         return _run(["docker", "compose", *words], self.folder, self.environment, check).stdout
 
-    def override(self, services: Mapping[str, Any], **more: Any) -> None:
-        """Change services, as a user's docker-compose.override.yml does; `up` then makes their containers anew."""
+    @contextmanager
+    def changed(self, services: Mapping[str, Any], **more: Any) -> Iterator[None]:
+        """Redis and a worker run with a user's docker-compose.override.yml, and then without it again."""
         file = self.folder / "docker-compose.override.yml"
         file.write_text(yaml.safe_dump({"services": dict(services), **more}))
+        self._up()
+        try:
+            yield
+        finally:
+            file.unlink()
+            self._up()
+
+    def _up(self) -> None:
+        self.compose("up", "--detach", "redis", "cpu")
+        self.wait_healthy("redis")
+        self.wait_ready()
 
     def set_up(self) -> None:
-        """Make the secrets, as the page says."""
-        (self.folder / "secrets").mkdir(mode=0o700)
-        self.compose("run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}", "setup")
+        """Make the secrets, as the page says. Those that are there stay."""
+        (self.folder / "secrets").mkdir(mode=0o700, exist_ok=True)
+        self.run("setup")
+
+    def run(self, service: str, *words: str, user: str = f"{os.getuid()}:{os.getgid()}", check: bool = True) -> str:
+        """What `docker compose run` prints; with errors too, where it may fail."""
+        return self.compose("run", "--rm", "--no-TTY", "--user", user, service, *words, check=check)
 
     def cli(self, *words: str) -> str:
         """What `docker compose run cli` prints on standard output."""
-        user = f"{os.getuid()}:{os.getgid()}"
-        return self.compose("run", "--rm", "--no-TTY", "--user", user, "cli", *words)
+        return self.run("cli", *words)
 
     @cached_property
     def variables(self) -> dict[str, str]:
@@ -158,11 +180,14 @@ class Boxes:
     def wait_ready(self, workers: int = 1, service: str = "cpu") -> None:
         """Wait until so many workers serve. Checks of health are 30 s apart, so their own word is asked for."""
 
-        def serve() -> bool:
-            with closing(self.broker()) as broker:
-                return sum(not each.quarantine for each in broker.workers.alive()) == workers
+        eventually(
+            lambda: self.serving() == workers, READY_S, what=f"{workers} workers", show=lambda: self.log(service)
+        )
 
-        eventually(serve, READY_S, what=f"{workers} workers", show=lambda: self.log(service))
+    def serving(self) -> int:
+        """How many workers are alive, but for those in quarantine."""
+        with closing(self.broker()) as broker:
+            return sum(not each.quarantine for each in broker.workers.alive())
 
     def inside(self, service: str, program: str, *arguments: str) -> str:
         """What a Python program prints in the container of a service."""

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.boxes import Boxes, put_model
+from tests.containers.boxes import SLOW_DUMMY, Boxes, put_model
 from tests.containers.counting import TABLE
-
-#: A class without a model, which takes half a second for each batch of about ten records.
-SLOW_DUMMY = """
-[classes.cpu]
-backend = "dummy"
-token_budget = 256
-options = { dim = 16, seconds_per_batch = 0.5, poison = true }
-"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

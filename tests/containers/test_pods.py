@@ -1,94 +1,125 @@
-"""A worker on the cache that deploy/kubernetes gives it, with a volume as a cluster makes it.
+"""A worker as deploy/kubernetes runs it, on a cache that is made as a cluster makes it.
 
-There is no cluster here: the engine runs the pod's containers with the pod's users and mounts, one after the other.
+There is no cluster here: the engine runs the pod's containers with the pod's users, limits and mounts.
 """
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from tests.containers.boxes import MODEL, docker, put_model
+from embedctl import enqueue_embeddings
+from embedctl_config.loading import load_settings
+from tests.containers.boxes import Boxes, docker, put_model
 from tests.support.containers import ROOT
+from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.long_fault, pytest.mark.timeout(1800)]
 
-MANIFEST = next(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "worker-cpu.yaml").read_text()))
-POD: dict[str, Any] = MANIFEST["spec"]["template"]["spec"]
+FOLDER = ROOT / "deploy" / "kubernetes"
+POD: dict[str, Any] = next(yaml.safe_load_all((FOLDER / "worker-cpu.yaml").read_text()))["spec"]["template"]["spec"]
 USER = f"{POD['securityContext']['runAsUser']}:{POD['securityContext']['runAsGroup']}"
-IMAGE = POD["containers"][0]["image"]
-ALONE = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp")
+GROUP = POD["securityContext"]["fsGroup"]
+(FIRST,) = POD["initContainers"]
+(WORKER,) = POD["containers"]
+#: What every container of the pod has.
+ALONE = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp", "--user", USER)
+
+
+def as_root(folder: Path, command: str) -> None:
+    docker(
+        "run", "--rm", "--user", "0:0", "--entrypoint", "sh", "--volume", f"{folder}:/v", WORKER["image"], "-c", command
+    )
 
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """An emptyDir with fsGroup: root's, of that group, and everybody may write to it."""
     folder = Path(tempfile.mkdtemp(prefix="pod-"))
-    mine = (
-        "run",
-        "--rm",
-        "--user",
-        "0:0",
-        "--entrypoint",
-        "sh",
-        "--volume",
-        f"{folder}:/v",
-        "embedctl-cpu:0.1.0",
-        "-c",
-    )
-    docker(*mine, f"chown 0:{POD['securityContext']['fsGroup']} /v && chmod 2777 /v")
+    as_root(folder, f"chown 0:{GROUP} /v && chmod 2777 /v")
     yield folder
-    docker(*mine, "rm -rf /v/*")
+    as_root(folder, "rm -rf /v/*")
     folder.rmdir()
 
 
-def mount(volume: Path, container: dict[str, Any]) -> str:
-    (found,) = [each for each in container["volumeMounts"] if each["name"] == "cache"]
-    return f"{volume / found.get('subPath', '')}:{found['mountPath']}"
-
-
 @pytest.fixture(scope="module")
-def models(images: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    put_model(folder)
-    return folder
+def mounts(boxes: Boxes) -> dict[str, Path]:
+    """The pod's volumes, other than its cache, by their names; a Redis without TLS runs for it."""
+    put_model(boxes.folder / "models")
+    boxes.compose("up", "--detach", "redis")
+    boxes.wait_healthy("redis")
+    made = {name: boxes.folder / "pod" / name for name in ("settings", "password")}
+    for folder in made.values():
+        folder.mkdir(parents=True)
+    (settings,) = yaml.safe_load_all((FOLDER / "settings.yaml").read_text())
+    for name, text in settings["data"].items():
+        (made["settings"] / name).write_text(text)
+    (made["password"] / "worker").write_bytes((boxes.folder / "secrets" / "worker").read_bytes())
+    as_root(made["password"], f"chown 0:{GROUP} /v/worker && chmod 0440 /v/worker")
+    return {**made, "models": boxes.folder / "models"}
 
 
-def verify(models: Path, mounted: str, user: str = USER) -> str:
-    """What a worker's image says of its model and cache, without a network; it loads and keeps as a worker does."""
-    (container,) = POD["containers"]
-    mounts = ("--volume", f"{models}:/models:ro", "--volume", mounted)
-    command = ("model", "verify", MODEL, "--class", "cpu")
-    return docker(
-        "run", "--rm", "--network", "none", "--user", user, *ALONE, *mounts, container["image"], *command, check=False
-    )
+def mounted(container: dict[str, Any], volumes: dict[str, Path]) -> list[str]:
+    options = []
+    for each in container["volumeMounts"]:
+        if each["name"] in volumes:
+            source, mode = volumes[each["name"]] / each.get("subPath", ""), ":ro" if each.get("readOnly") else ""
+            options += ["--volume", f"{source}:{each['mountPath']}{mode}"]
+    return options
 
 
-def test_the_cache_of_the_manifests_is_trusted_and_filled(models: Path, volume: Path) -> None:
-    (first,) = POD["initContainers"]
-    entry, *arguments = first["command"]
-    for _ in range(2):  # a second start of the pod finds what the first one left
-        made = ("--user", USER, "--entrypoint", entry, "--volume", mount(volume, first))
-        docker("run", "--rm", *ALONE, *made, first["image"], *arguments)
-    told = verify(models, mount(volume, POD["containers"][0]))
-    assert "another user could replace" not in told
-    assert list((volume / "cache" / "kernels").iterdir())
+def prepare(volume: Path) -> None:
+    """Run the pod's first container."""
+    entry, *arguments = FIRST["command"]
+    docker("run", "--rm", *ALONE, "--entrypoint", entry, *mounted(FIRST, {"cache": volume}), FIRST["image"], *arguments)
 
 
-@pytest.mark.parametrize(
-    ("user", "reason"), [(USER, "can be written to by everyone (mode 2777)"), ("12345:12345", "belongs to user")]
-)
-def test_a_cache_that_others_could_change_is_refused_with_the_remedy(
-    models: Path, volume: Path, user: str, reason: str
+def run_worker(boxes: Boxes, volumes: dict[str, Path], *options: str, check: bool = True) -> str:
+    """Run the pod's worker, at the Redis of the stack."""
+    variables = {each["name"]: each["value"] for each in WORKER["env"]}
+    del variables["EMBEDCTL_TLS_CA_FILE"]
+    variables["EMBEDCTL_REDIS_URL"] = "redis://worker@redis:6379/0"
+    named = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    memory = ("--memory", WORKER["resources"]["limits"]["memory"].removesuffix("i"))
+    within = ("--network", f"{boxes.project}_workers", *memory, *named, *mounted(WORKER, volumes))
+    return docker("run", *ALONE, *within, *options, WORKER["image"], *WORKER["args"], check=check)
+
+
+def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
+    boxes: Boxes, mounts: dict[str, Path], volume: Path
 ) -> None:
-    """On the top of the volume; and with a folder of it that is another user's."""
-    mine = volume / "mine"
-    docker("run", "--rm", *ALONE, "--user", USER, "--entrypoint", "mkdir", "--volume", f"{volume}:/v", IMAGE, "/v/mine")
-    told = verify(models, f"{volume if user == USER else mine}:/var/cache/embedctl", user).strip().splitlines()[-1]
-    assert reason in told
-    assert "To repair it (as root): ch" in told
+    kept: list[set[Path]] = []
+    for _ in range(2):  # a second start of the pod finds what the first one left
+        name = f"{boxes.project}-pod-{secrets.token_hex(2)}"
+        prepare(volume)
+        run_worker(boxes, {**mounts, "cache": volume}, "--detach", "--name", name)
+        try:
+            boxes.wait_ready()
+            job = enqueue_embeddings([f"text {at}" for at in range(50)], settings=load_settings(boxes.variables))
+            np.testing.assert_allclose(np.linalg.norm(job.vectors(), axis=1), 1, atol=1e-5)
+            docker("stop", "--time", str(POD["terminationGracePeriodSeconds"]), name)
+            assert boxes.state(name)["ExitCode"] == 0
+            kept.append({each for each in (volume / "cache" / "kernels").rglob("*") if each.is_file()})
+        except BaseException:
+            print(docker("logs", "--tail", "50", name, check=False))
+            raise
+        finally:
+            docker("rm", "--force", name)
+        eventually(lambda: not boxes.serving(), what="the end of the pod's worker")
+    assert kept[0]
+    assert kept[0] == kept[1]
+
+
+def test_the_top_of_a_volume_is_refused_in_a_line_with_the_remedy(
+    boxes: Boxes, mounts: dict[str, Path], volume: Path
+) -> None:
+    as_root(volume, f"mkdir /v/cache && chown 0:{GROUP} /v/cache && chmod 2777 /v/cache")
+    told = run_worker(boxes, {**mounts, "cache": volume}, "--rm", check=False).strip().splitlines()[-1]
+    assert "can be written to by everyone (mode 2777). To repair it (as root): chmod +t /var/cache/embedctl" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -13,7 +14,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from embedctl import enqueue_embeddings
+from embedctl_config.loading import load_settings
 from tests.containers.boxes import MODEL, Boxes, docker
+from tests.containers.counting import counted
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -69,7 +73,7 @@ def test_jobs_from_the_container_and_from_outside_have_the_same_vectors(real: Bo
 
 def test_the_gateway_answers_who_has_a_key(real: Boxes, corpus: str) -> None:
     key = real.compose(
-        *("run", "--rm", "--no-TTY", "--user", "0:0", "--entrypoint", "embedctl", "setup"),
+        *("run", "--rm", "--no-TTY", "--user", f"{os.getuid()}:{os.getgid()}", "--entrypoint", "embedctl", "setup"),
         *("gateway", "key", "add", "alice", "--tenant", "search", "--keys", "/secrets/gateway/keys"),
     ).split()[-1]
     url = f"http://127.0.0.1:{real.gateway_port}/v1/embeddings"
@@ -88,6 +92,41 @@ def test_the_gateway_answers_who_has_a_key(real: Boxes, corpus: str) -> None:
     eventually(answered, show=lambda: real.log("gateway"))
     real.outside("submit", corpus, "--limit", "5", "-o", "five.npy")
     np.testing.assert_allclose(answered(), vectors(real, "five.npy"), atol=1e-6)
+
+
+FOREIGN = "12345:12345"
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        (
+            ("cpu", "worker", "--class", "cpu"),
+            "belongs to user 10001, and this is user 12345. To repair it (as root): ch",
+        ),
+        (("cli", "submit", "corpus.jsonl", "-o", "theirs.npy"), "theirs.npy"),
+    ],
+)
+def test_another_user_is_told_in_a_line_whose_folder_it_is(
+    real: Boxes, corpus: str, command: tuple[str, ...], remedy: str
+) -> None:
+    """The volume of the cache is the images' user's, and the folder of the data is this one's."""
+    told = real.run(*command, user=FOREIGN, check=False)
+    assert "Traceback" not in told
+    assert remedy in told.strip().splitlines()[-1], told
+
+
+@pytest.mark.long_fault
+def test_a_worker_with_a_full_cache_goes_on_without_it(real: Boxes) -> None:
+    texts = [f"text {at} " + "of a job " * (at % 12) for at in range(300)]
+    expected = enqueue_embeddings(texts, settings=load_settings(real.variables)).vectors()
+    small = {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "size=64m,uid=10001,gid=10001,mode=755"}}
+    with real.changed({"cpu": {"volumes": ["small:/var/cache/embedctl"]}}, volumes={"small": small}):
+        fill = "cd /var/cache/embedctl && rm -r kernels; cat /dev/zero > other; test -s other"
+        real.compose("exec", "--no-TTY", "cpu", "sh", "-c", fill)
+        real.compose("kill", "cpu")
+        with counted(real, "the worker starts with a full cache", instead=(texts, expected)):
+            real.compose("start", "cpu")
 
 
 @contextmanager
