@@ -16,6 +16,7 @@ import httpx2
 import jsonschema
 import numpy as np
 import pytest
+import redis
 import trustme
 
 from embedctl import enqueue_embeddings
@@ -207,6 +208,11 @@ def test_nobody_serves_and_redis_is_away(here: Here, own_redis: RedisServer) -> 
         assert (none.status_code, error_of(none)["code"]) == (503, "model_unavailable")
         assert client.post("/v1/embeddings", json={"input": "one", "model": "other"}).status_code == 404
         assert (client.get("/ready").status_code, client.get("/health").status_code) == (503, 200)
+        with redis.Redis.from_url(own_redis.url) as raw:
+            raw.config_set("maxmemory", 1)
+        full = error_of(client.post("/v1/embeddings", json={"input": "one", "model": "dummy"}))
+        assert full["code"] == "broker_full"
+        assert " of 1 bytes, and takes nothing more" in full["message"]
         own_redis.stop()
         away = client.post("/v1/embeddings", json={"input": "one", "model": "dummy"})
         assert (away.status_code, error_of(away)["type"]) == (503, "server_error")

@@ -298,6 +298,8 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(here: Here) 
     may_encode.touch()
     gate.set()
     eventually(lambda: told[-1] == (20, "Redis") and "held back" in worker.log())
+    late = here.start_worker(wait=False)
+    eventually(lambda: "waiting for room. Redis is full (" in late.log())
     full = job.status()
     time.sleep(3 * here.settings.lease_s)  # time enough for what must not happen; a busy machine may only hide it
     later = job.status()
@@ -308,6 +310,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(here: Here) 
     assert submitted.result(60).id == job.id
     job.wait(timeout=60)
     assert_whole(job)
+    late.wait_ready()
     assert worker.process.poll() is None
 
 

@@ -76,8 +76,8 @@ def _told(handler: Handler) -> Handler:
     async def call(call: Call) -> Response:
         try:
             return await handler(call)
-        except BrokerFull:
-            raise Refusal(503, "the queue is full", "broker_full", None, {"retry-after": str(BUSY_S)}) from None
+        except BrokerFull as error:
+            raise Refusal(503, str(error), "broker_full", None, {"retry-after": str(BUSY_S)}) from None
         except QuotaExceeded as error:
             refusal = limited(error, _code_of(error))
             told = f"{error.tenant} {error.limit} {error.most} {error.used} {error.after_s}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from embedctl.common.daemons import for_nobody
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_shared_thread
-from embedctl.queueing.routing import near_models
+from embedctl.queueing.routing import near_models, redis_full
 from embedctl.store.connection import answers_by
 from embedctl.store.workers import OFFERS_S
 from embedctl_config import keys
@@ -47,8 +47,8 @@ class Catalogue:
         self._looking: asyncio.Task[Mapping[str, Served]] | None = None
 
     async def served(self) -> Mapping[str, Served]:
-        """The models by name, other spellings included. Raises Refusal if Redis does not answer, and BrokerUnavailable
-        if it can't be reached."""
+        """The models by name, other spellings included. Raises Refusal if Redis does not answer, or is full, so that
+        no worker is seen, and BrokerUnavailable if it can't be reached."""
         if self._known and time.monotonic() < self._known_until:
             return self._known
         if self._looking is None:
@@ -85,6 +85,8 @@ class Catalogue:
             one = Served(name, precision, offer.dim, offer.max_tokens, offer.spelling_of)
             if name not in found or _rank(one) < _rank(found[name]):
                 found[name] = one
+        if not found and (full := self._broker.connection.full_bytes()):
+            raise unavailable(redis_full(full), "broker_full")
         return found
 
     def _takes(self, hardware: str) -> bool:

@@ -14,6 +14,7 @@ from embedctl.destinations.answers import CODES_OF_REQUESTS
 from embedctl.store.stored_files import FileGone, KeepsEnough, OtherRequest
 from embedctl.waiting.results import FailedRecord
 from embedctl_config.errors import (
+    BrokerFull,
     BrokerRefused,
     BrokerUnavailable,
     EmbedctlError,
@@ -103,6 +104,8 @@ def timed_out(limit_s: float) -> Refusal:
 
 def refusal_of(error: EmbedctlError) -> Refusal:
     """What a caller is told of an error of the library. Only messages that are about the request are passed on."""
+    if isinstance(error, BrokerFull):
+        return unavailable(str(error), "broker_full")
     if isinstance(error, BrokerUnavailable) and not isinstance(error, BrokerRefused):
         return unavailable("the queue can't be reached now")
     if isinstance(error, WaitTimeout | JobNotFound):  # it is not found if Redis lost it

@@ -230,8 +230,8 @@ def _when_there_is_room(begin: Callable[[], T], progress: SubmitProgress | None,
     """Make a job, again while Redis is full. That is safe, because a full Redis has written nothing."""
     remind = Reminder(log.warning)
 
-    def pausing(_: BrokerUnavailable) -> None:
-        remind("the submission waits for Redis, which is full")
+    def pausing(error: BrokerUnavailable) -> None:
+        remind(f"the submission waits. {error}")
         if progress is not None:
             progress(0, "Redis")
 

@@ -16,7 +16,7 @@ from typing import Any
 from embedctl.chunk_files import ChunkFiles, Where
 from embedctl.common.verification import is_verified, statement_of
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.routing import start_command
+from embedctl.queueing.routing import redis_full, start_command
 from embedctl.store.connection import OLDEST_REDIS, mode_of
 from embedctl.store.quotas import Quota
 from embedctl.store.sentinels import Seen, ask
@@ -330,6 +330,10 @@ def _is_gpu(node: Path) -> bool:
 
 
 def _workers(broker: Broker) -> Iterator[Finding]:
+    if full := broker.connection.full_bytes():
+        yield Finding(Level.FAIL, "workers", redis_full(full), "they are seen again once there is room")
+        return
+    now_ms = broker.connection.about_now_ms()
     rows = list(broker.workers.alive())
     alive = Counter((row.hardware, model) for row in rows for model in row.loaded)
     for (hardware, model), count in sorted(alive.items()):
@@ -345,7 +349,7 @@ def _workers(broker: Broker) -> Iterator[Finding]:
         yield Finding(Level.WARN, "worker gone", found, "look at its log; start it again")
     starting = broker.workers.not_ready.all()
     for each in starting:
-        yield Finding(Level.WARN, "worker not ready", f"{each.name}: {each.doing}", "its log says more")
+        yield Finding(Level.WARN, "worker not ready", f"{each.name}: {each.words(now_ms)}", "its log says more")
     if not (alive or starting):
         yield Finding(Level.WARN, "workers", "none is alive", start_command("cpu", broker.settings.model))
 

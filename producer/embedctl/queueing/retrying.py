@@ -13,8 +13,6 @@ from embedctl.store.connection import answers_by
 from embedctl_config.errors import (
     BrokerFull,
     BrokerUnavailable,
-    ChunkFilesUnavailable,
-    GatewayUnavailable,
     SettingsError,
     WaitTimeout,
 )
@@ -40,17 +38,6 @@ def retry_redis(
     """
     with answers_by(deadline):
         return REDIS.call(ask, BrokerUnavailable, failed=RetryLimit(deadline, retry_s, pausing=pausing))
-
-
-def what_is_away(error: BrokerUnavailable) -> str:
-    """What a caller that got this answer waits for, in words."""
-    if isinstance(error, GatewayUnavailable):
-        return str(error)
-    return (
-        f"the place of its chunks: {error}"
-        if isinstance(error, ChunkFilesUnavailable)
-        else "Redis, which is away or full"
-    )
 
 
 def is_redis_away(error: BaseException) -> bool:

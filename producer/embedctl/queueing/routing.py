@@ -11,6 +11,7 @@ from functools import lru_cache
 from embedctl.common.notices import Reminder
 from embedctl.queueing.chunk_sizes import ReadAhead, Workers, chunk_bytes
 from embedctl.store import JobSpec, JobStatus, WorkerRegistry
+from embedctl.store.refusals import MAKE_ROOM
 from embedctl.store.workers import Offer, Offered
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
@@ -169,7 +170,7 @@ def _hindrance(workers: WorkerRegistry, job: JobStatus) -> str:
     if full := workers.full_bytes():
         return redis_full(full)
     starting = workers.starting(job.hardware, job.model)
-    said = [f"{each.name}: {each.doing}" for each in starting[:_STARTING_SHOWN]]
+    said = starting[:_STARTING_SHOWN]
     more = [f"and {len(starting) - len(said)} more"] * (len(starting) > len(said))
     return f"No worker that serves {job.model} on {job.hardware} is ready. {'; '.join(said + more)}" if said else ""
 
@@ -177,8 +178,8 @@ def _hindrance(workers: WorkerRegistry, job: JobStatus) -> str:
 def redis_full(full_bytes: tuple[int, int]) -> str:
     used, most = full_bytes
     return (
-        f"Redis is full, {used:,} of {most:,} bytes, and takes nothing more, not even heartbeats: live workers are not "
-        "seen. Discard old jobs (`embedctl list`, `embedctl discard`), or raise its maxmemory"
+        f"Redis is full, {used:,} of {most:,} bytes, and takes nothing more, not even heartbeats, so live workers are "
+        f"not seen: {MAKE_ROOM}"
     )
 
 

@@ -26,7 +26,6 @@ from embedctl.store import (
     JobStatus,
     JobStore,
     PartFacts,
-    Starting,
     Upkeep,
     WorkerRegistry,
 )
@@ -288,7 +287,7 @@ class RemoteWorkers(WorkerRegistry):
     def gone(self) -> Iterator[GoneWorker]:
         return iter(())
 
-    def starting(self, hardware: str, model: str) -> list[Starting]:
+    def starting(self, hardware: str, model: str) -> list[str]:
         return []
 
     def full_bytes(self) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from redis.retry import Retry
 from redis.utils import str_if_bytes
 
 from embedctl.store.observed import Observer, observed
-from embedctl.store.refusals import NO_HANDSHAKE, all_said, explained, is_cluster, is_not_now
+from embedctl.store.refusals import NO_HANDSHAKE, all_said, explained, is_cluster, is_full, is_not_now
 from embedctl.store.scripts import ScriptCall, script_names, script_source
 from embedctl.store.sentinels import client_of
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
@@ -182,7 +182,11 @@ class Connection:
         """One of our errors for an error of redis-py."""
         if is_not_now(error):
             self.close()  # the next connection resolves the name again; connections in use get the same error
-        return explained(error, self._shown_url, has_answered=self._has_answered)
+        limit = 0
+        if is_full(error):
+            with suppress(BrokerUnavailable):
+                limit = self.maxmemory()
+        return explained(error, self._shown_url, has_answered=self._has_answered, maxmemory=limit)
 
     def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
         """Run a script; returns its answer and the rest of its reply."""
@@ -311,17 +315,20 @@ class Connection:
 
     def full_bytes(self) -> tuple[int, int] | None:
         """What a full Redis uses, and its maxmemory, both in bytes; None if there is room."""
+        used, most = self.memory_bytes()
+        return (used, most) if 0 < most <= used else None
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """What Redis uses, and its maxmemory, both in bytes; 0 if it has none."""
         with self.client() as client:
             memory = client.info("memory")
-        used, most = int(memory["used_memory"]), int(memory.get("maxmemory", 0))
-        return (used, most) if 0 < most <= used else None
+        return int(memory["used_memory"]), int(memory.get("maxmemory", 0))
 
     def maxmemory(self) -> int:
         """Redis' limit on its memory in bytes, a few seconds ago at most; 0 if it has none."""
         known, now = self._maxmemory, time.monotonic()
         if known is None or now - known[0] >= _KNOWN_S:
-            with self.client() as client:
-                known = self._maxmemory = (now, int(client.info("memory").get("maxmemory", 0)))
+            known = self._maxmemory = (now, self.memory_bytes()[1])
         return known[1]
 
     def check_server(self) -> None:

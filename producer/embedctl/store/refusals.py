@@ -12,6 +12,8 @@ from redis.exceptions import OutOfMemoryError
 from embedctl.store.sentinels import refuse
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted
 
+#: What people do about a full Redis.
+MAKE_ROOM = "discard old jobs (`embedctl list`, `embedctl discard`), or raise its maxmemory"
 #: The errors of Redis 6.2 and 7 if the access list denies a command inside a script. redis-py has no class for them.
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
 #: The error codes of an instance that can't answer now. It may be ready soon, or its name may lead to another instance.
@@ -35,12 +37,20 @@ NO_HANDSHAKE = "handshake operation timed out"
 _HAS_NO_TLS = re.compile(f"WRONG_VERSION_NUMBER|UNEXPECTED_EOF|RECORD_LAYER_FAILURE|{NO_HANDSHAKE}")
 
 
-def explained(error: Exception, url: str, *, has_answered: bool) -> BrokerUnavailable | NotPermitted:
+def is_full(error: BaseException) -> bool:
+    """Whether Redis has reached its maxmemory. redis-py does not recognise this error inside a script."""
+    return isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error)
+
+
+def explained(
+    error: Exception, url: str, *, has_answered: bool, maxmemory: int = 0
+) -> BrokerUnavailable | NotPermitted:
     """One of our errors for an error of redis-py.
 
     Args:
-        url: that of Redis, as it is shown.
+        url: that of Redis, as it is shown. A full one is named without it, for clients of a gateway too.
         has_answered: whether it has answered before, so that the URL's scheme is right.
+        maxmemory: Redis' limit on its memory (bytes); 0 if it is unknown.
     """
     if refuse(error):
         return BrokerUnavailable(
@@ -49,11 +59,8 @@ def explained(error: Exception, url: str, *, has_answered: bool) -> BrokerUnavai
         )
     if isinstance(error, redis.exceptions.AuthenticationError):
         return BrokerUnavailable(f"Redis at {url} refuses the user or the password: {error}")
-    # redis-py does not recognise this error inside a script.
-    if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
-        return BrokerFull(
-            f"Redis at {url} is full: discard old jobs (`embedctl list`, `embedctl discard`), or raise its maxmemory"
-        )
+    if is_full(error):
+        return BrokerFull(f"Redis is full{f' ({maxmemory:,} bytes)' * bool(maxmemory)}: {MAKE_ROOM}")
     if isinstance(error, redis.exceptions.NoPermissionError) or _REFUSED_IN_SCRIPT.search(str(error)):
         return NotPermitted(
             f"Redis at {url} does not let its user do this: {error}. docs/security.md says which user "

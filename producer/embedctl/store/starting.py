@@ -22,6 +22,7 @@ class Starting:
         models: the names of those that it is started for.
         doing: what it does, or waits for, in words.
         began_ms: since when, in ms by about Redis' clock.
+        until_ms: about when that ends, by how long it took last time; None if that is not known.
     """
 
     name: str
@@ -29,6 +30,14 @@ class Starting:
     models: Sequence[str]
     doing: str
     began_ms: int
+    until_ms: int | None = None
+
+    def words(self, now_ms: float) -> str:
+        """What it does, and how much longer."""
+        if self.until_ms is None:
+            return self.doing
+        left_s = (self.until_ms - now_ms) / 1000
+        return f"{self.doing}, {f'about {left_s:.0f} s left' if left_s > 0 else 'longer than last time'}"
 
 
 class StartingWorkers:

@@ -13,7 +13,7 @@ from typing import Any
 from embedctl.common.machine import machine_id, runs
 from embedctl.store.connection import Connection
 from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, written
-from embedctl.store.starting import Starting, StartingWorkers
+from embedctl.store.starting import StartingWorkers
 from embedctl.store.status import JobStatus
 from embedctl_config import keys
 
@@ -176,9 +176,11 @@ class WorkerRegistry:
                 self._counted.clear()
         return live
 
-    def starting(self, hardware: str, model: str) -> list[Starting]:
-        """The workers that are to serve a model on a class, and are not ready."""
-        return [each for each in self.not_ready.all() if each.hardware == hardware and model in each.models]
+    def starting(self, hardware: str, model: str) -> list[str]:
+        """The workers that are to serve a model on a class and are not ready, and what each of them does."""
+        now_ms = self._connection.about_now_ms()
+        found = (each for each in self.not_ready.all() if each.hardware == hardware and model in each.models)
+        return [f"{each.name}: {each.words(now_ms)}" for each in found]
 
     def full_bytes(self) -> tuple[int, int] | None:
         """What a full Redis, in which no worker can beat, uses and may use (bytes); None if there is room."""

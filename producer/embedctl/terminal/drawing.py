@@ -91,7 +91,7 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
         rooms = [*share(max(0, height - len(first) - 7), [max(1, want) for want in wants])]
     workers = _worker_rows(groups, overview.at, rooms[0])
     parts = [
-        (_WORKERS, workers or [plain("none is alive; `embedctl worker` starts one", _WARN)]),
+        (_WORKERS, workers or [plain(_none_alive(overview), _WARN)]),
         (_QUEUES, _filled(queues, rooms[1], len(queues), "queues") or [plain("none", _DIM)]),
         (
             _JOBS,
@@ -163,6 +163,12 @@ def _sums(overview: Overview, width: int | None) -> Text:
         if name == "workers" and notes:
             line.append(f" ({', '.join(notes)})", _BAD if hung or gone else _WARN)
     return line
+
+
+def _none_alive(overview: Overview) -> str:
+    if overview.full_bytes:
+        return "none is seen: a full Redis takes no heartbeats"
+    return "none is alive; `embedctl worker` starts one, which is shown a few seconds later"
 
 
 def _absent(overview: Overview) -> str:
@@ -293,7 +299,8 @@ def _starting_rows(starting: Sequence[Starting], now: datetime) -> list[Row]:
     rows: list[Row] = []
     for worker in starting[:_FEW]:
         since = duration(max(0.0, now.timestamp() - worker.began_ms / 1000))
-        rows.append(plain(f"  {worker.name}  {worker.doing}; not ready for {since}", _WARN))
+        doing = worker.words(now.timestamp() * 1000)
+        rows.append(plain(f"  {worker.name}  {doing}; not ready for {since}", _WARN))
     if len(starting) > _FEW:
         rows.append(plain(f"  … and {len(starting) - _FEW:,} more that are not ready", _WARN))
     return rows

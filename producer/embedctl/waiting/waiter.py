@@ -12,7 +12,7 @@ from embedctl.common.notices import Reminder
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_shared_thread, may_wait
 from embedctl.queueing.reaper import Reaper
-from embedctl.queueing.retrying import TimeLimit, retry_redis, what_is_away
+from embedctl.queueing.retrying import TimeLimit, retry_redis
 from embedctl.queueing.routing import missing_worker, with_workers
 from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
@@ -150,7 +150,7 @@ class Waiter:
         """Redis, or the place of chunks outside of it, is away or full: the user is to know."""
         if not isinstance(error, ChunkFilesUnavailable):
             self._reaper.rest()  # the silence of owners means nothing
-        self._remind_of_redis(f"job {self.job_id}: waits for {what_is_away(error)}")
+        self._remind_of_redis(f"job {self.job_id}: waits. {error}")
         self._pausing(error)
 
     def warn_of_missing_worker(self, status: JobStatus) -> None:

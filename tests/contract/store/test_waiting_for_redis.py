@@ -71,7 +71,7 @@ def fill(raw: redis_py.Redis, most_bytes: int = 1) -> None:
 
 def said_to_wait(caplog: pytest.LogCaptureFixture) -> list[int]:
     """The levels of what was logged of the wait for Redis."""
-    return [each.levelno for each in caplog.records if "waits for Redis, which is away or full" in each.message]
+    return [each.levelno for each in caplog.records if ": waits. Redis at" in each.message]
 
 
 def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: Broker, raw: redis_py.Redis) -> None:
@@ -81,7 +81,7 @@ def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: B
     assert broker.jobs.hold(job_id, "p", lease_s=600)
     assert raw.ttl(keys.producer(job_id)) > 300
     assert not broker.jobs.hold(job_id, "another")
-    with pytest.raises(BrokerFull):
+    with pytest.raises(BrokerFull, match=r"^Redis is full \(1 bytes\): discard old jobs"):
         add(broker, job_id, 1)
     raw.delete(keys.producer(job_id))
     with pytest.raises(BrokerFull):
@@ -178,7 +178,7 @@ def test_a_submission_waits_for_a_redis_that_is_full_before_it_begins(
     fill(raw)
     with pytest.raises(WaitTimeout, match="is full"):
         enqueue_embeddings(["a"], timeout=999, progress=lambda *_: clock.move(1000), settings=settings)
-    assert "waits for Redis" in caplog.text
+    assert "the submission waits. Redis is full (1 bytes): discard old jobs" in caplog.text
     told: list[str] = []
 
     def progress(records: int, waiting_for: str) -> None:

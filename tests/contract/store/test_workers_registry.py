@@ -392,7 +392,7 @@ def test_a_worker_that_does_not_run_is_shown_with_the_reason_until_it_runs(broke
         link.say_why_not(place, why, "dummy:0@host", "dummy", ["dummy"])
     told.tell("x", Starting("gpu:0@host", "gpu", ["m"], "loading m", 0))
     eventually(lambda: len(told.all()) == 3)
-    assert [each.doing for each in broker.workers.starting("dummy", "dummy")] == [each.doing for each in told.all()[:2]]
+    assert broker.workers.starting("dummy", "dummy") == [f"{each.name}: {each.doing}" for each in told.all()[:2]]
     status = Job(job_id, broker).status()
     assert no_worker_for(status) == (
         "No worker that serves dummy on dummy is ready. dummy:0@host: given up: it broke; "

@@ -25,7 +25,7 @@ class Watch:
     def __init__(self, *jobs: WaitingJob) -> None:
         backlog = Backlog()
         backlog.add(jobs)
-        self._sweep = Sweep(backlog, {("cpu", "m"): 2}, [QUOTA], began=100.0, took_s=0.5, now_ms=10_000)
+        self._sweep = Sweep(backlog, {("cpu", "m"): 2}, [QUOTA], (900, 1000), began=100.0, took_s=0.5, now_ms=10_000)
 
     def sweep(self) -> Sweep | None:
         return self._sweep

@@ -119,13 +119,14 @@ def test_nothing_is_wider_or_higher_than_the_terminal(seen: Overview, width: int
 
 def test_workers_that_are_not_ready_are_shown_with_what_they_do() -> None:
     def starting(count: int) -> tuple[Starting, ...]:
-        return tuple(Starting(f"cpu:{at}@node", "cpu", ["mini"], "loading mini", NOW_MS - 4_000) for at in range(count))
+        of_class = ("cpu", ["mini"], "loading mini", NOW_MS - 4_000, NOW_MS + 16_000)
+        return tuple(Starting(f"cpu:{at}@node", *of_class) for at in range(count))
 
     empty = replace(overview(queues=[QueueState("cpu", "mini", 24, 1.0, 0)]), starting=starting(1))
     lines = shown(empty)
     assert lines[0].startswith("workers 0 (1 not ready)")
     assert line_with(lines, "cpu mini") == "cpu mini · 0 live ·"
-    assert line_with(lines, "cpu:0@").strip() == "cpu:0@node  loading mini; not ready for 4 s"
+    assert line_with(lines, "cpu:0@").strip() == "cpu:0@node  loading mini, about 16 s left; not ready for 4 s"
     assert "start" not in "".join(lines), "one is being started"
     beside = shown(replace(everything_once(), starting=starting(6)))
     assert line_with(beside, "cpu mini") == "cpu mini · 3 live: 1 busy, 1 hung, 1 idle · packed"
@@ -140,6 +141,7 @@ def test_a_full_redis_does_not_make_sound_workers_gone() -> None:
     assert line_with(lines, "cpu:3@").strip() == "cpu:3@node  silent for 35 s: Redis is full"
     assert line_with(lines, "cpu:4@").strip() == "cpu:4@node  gone 35 s ago: killed by SIGKILL"
     assert "start one" not in "".join(lines)
+    assert "none is seen: a full Redis takes no heartbeats" in shown(replace(overview(), full_bytes=(2_000, 1_000)))
 
 
 def test_everything_that_matters_is_readable_in_80_columns() -> None:
@@ -164,7 +166,7 @@ def test_a_queue_without_workers_comes_first_with_the_command_that_starts_one() 
     assert lines[at + 1].split() == ["gpu", "mini", "8", "–", "0"]
     assert lines[at + 2] == "  start one: embedctl worker --class gpu --model mini"
     nothing = shown(overview())
-    assert "none is alive; `embedctl worker` starts one" in nothing
+    assert "none is alive; `embedctl worker` starts one, which is shown a few seconds later" in nothing
     assert "none; `embedctl submit` makes one" in nothing
 
 

@@ -52,7 +52,7 @@ def test_a_query_asks_for_metrics_and_labels_that_there_are() -> None:
         known = {label for metric in metrics for label in re.findall(r"`(\w+)`", DOCUMENTED[metric])} | OTHERS
         asked = set(re.findall(r"(\w+)(?:=~|!=|!~|=)\"", query))
         for grouped in re.findall(r"\b(?:by|without|on) \(([^)]*)\)", query):
-            asked |= set(grouped.split(", "))
+            asked |= set(filter(None, grouped.split(", ")))
         assert asked <= known, name
 
 

@@ -6,9 +6,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
+from embedctl.common.notices import Reminder
 from embedctl.queueing.broker import Broker
 from embedctl.store import Starting
 from embedctl_config.errors import EmbedctlError
@@ -25,10 +27,11 @@ class Announcement:
     """Tells people in a thread what a worker does that is not ready, until it is closed."""
 
     def __init__(self, broker: Broker, health: Health, name: str, hardware: str, models: Sequence[str]) -> None:
-        self._told = broker.workers.not_ready
+        self._told, self._now_ms = broker.workers.not_ready, broker.connection.about_now_ms
+        self._remind = Reminder(log.info)
         self._health = health
         self._instance = f"{name}/{os.getpid()}"
-        self._row = Starting(name, hardware, tuple(models), "", broker.connection.about_now_ms())
+        self._row = Starting(name, hardware, tuple(models), "", self._now_ms())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="announcement", daemon=True)
         self._thread.start()
@@ -39,14 +42,22 @@ class Announcement:
             self._thread.join()
 
     def _run(self) -> None:
+        while not self._closed.is_set():
+            doing = self._health.phase
+            self._say(partial(self._told.tell, self._instance, self._now(doing)))
+            self._wait_while(doing)
+        self._say(partial(self._told.end, self._instance))
+
+    def _now(self, doing: str) -> Starting:
+        ends = self._health.phase_until
+        until = None if ends is None else self._now_ms() + int(1000 * (ends - time.monotonic()))
+        return replace(self._row, doing=doing, until_ms=until)
+
+    def _say(self, say: Callable[[], None]) -> None:
         try:
-            while not self._closed.is_set():
-                doing = self._health.phase
-                self._told.tell(self._instance, replace(self._row, doing=doing))
-                self._wait_while(doing)
-            self._told.end(self._instance)
+            say()
         except EmbedctlError as error:  # it is for people only; the heartbeat will say the same
-            log.info("nobody is told what this worker does before it is ready: %s", error)
+            self._remind(f"nobody is told what this worker does before it is ready: {error}")
 
     def _wait_while(self, doing: str) -> None:
         """Wait until the worker does something else, it is to be said again, or nothing is to be said any more."""

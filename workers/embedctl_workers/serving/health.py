@@ -28,6 +28,8 @@ class Health:
         self._life: tuple[Heartbeat, InHand, threading.Event] | None = None
         #: What the worker does before it is ready, in words.
         self.phase = "starting"
+        #: When it is ready for the next phase, as long as that took last time, by `now`; None if it is not known.
+        self.phase_until: float | None = None
         #: Whether Celery hears the bells of the queues.
         self.consuming = False
 

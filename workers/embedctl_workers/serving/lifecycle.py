@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +21,16 @@ from celery.bootsteps import StartStopStep
 from celery.worker import state
 
 from embedctl.common.machine import machine_id, process_id
+from embedctl.common.notices import Reminder
 from embedctl.operating.monitoring.endpoint import Endpoint
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
-from embedctl_config.errors import MissingExtra, ModelError, ModelNotFound
+from embedctl_config.errors import BrokerFull, BrokerUnavailable, MissingExtra, ModelError, ModelNotFound
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import run_gate
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -137,7 +139,7 @@ def run_worker(start: Start) -> int:
         if start.quarantine:  # only now: others die, and wait, until it is ready
             _step_back()
             bound_memory()
-        health.phase = "starting"
+        health.phase, health.phase_until = "starting", None
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
         naming = stack.enter_context(_turn_to_choose_a_name(start.host.cache))
         name = _free_name(broker, start.usual_name)
@@ -149,13 +151,24 @@ def run_worker(start: Start) -> int:
         ring = partial(broker.jobs.ring, entry.precision, fingerprints)
         # One in quarantine may die at once, with the turn to reap, which nobody else has then for seconds.
         heartbeat = Heartbeat(broker, runner.in_hand, describe, ring, reaps=not start.quarantine)
-        heartbeat.start()
+        _once_there_is_room(heartbeat.start, health)
         announcement.close()
         naming.close()
         stack.callback(heartbeat.stop)
         start_sweeping(broker, runner.draining)
         health.attend(heartbeat, runner.in_hand, runner.draining)
         return _look_for_suspects(runner, queues) if start.quarantine else _consume(start, runner, queues, health)
+
+
+def _once_there_is_room(begin: Callable[[], None], health: Health) -> None:
+    """A Redis that is full takes no heartbeats: the models stay loaded until it does."""
+    remind = Reminder(log.warning)
+
+    def pausing(error: BrokerUnavailable) -> None:
+        health.phase = "waiting for room in Redis"
+        remind(f"waiting for room. {error}")
+
+    REDIS.call(begin, BrokerFull, failed=RetryLimit(pausing=pausing))
 
 
 def _runner(
@@ -262,13 +275,14 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
     settings, entry, host = start.settings, start.entry, start.host
     started = time.monotonic()
     before_s = last_load_s(model, entry, host)
-    health.phase = f"loading {model}" + ("" if before_s is None else f", which took {before_s:.0f} s last time")
+    health.phase = f"loading {model}"
+    health.phase_until = None if before_s is None else started + before_s
     try:
         encoder = load_encoder(settings, entry, model, host)
     except ModelNotFound:
         if not start.pull:
             raise
-        health.phase = f"downloading {model}"
+        health.phase, health.phase_until = f"downloading {model}", None
         _download(model, settings, health)
         encoder = load_encoder(settings, entry, model, host)
     backend = encoder.backend

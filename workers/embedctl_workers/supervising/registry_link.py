@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from embedctl.common.machine import process_id
+from embedctl.common.notices import Reminder
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import end_leases
 from embedctl.store import Starting, WorkerRow
@@ -106,7 +107,7 @@ class RegistryLink:
             )
 
     def _run(self) -> None:
-        failures = 0
+        failures, remind = 0, Reminder(log.warning)
         while self._quarantines or self._exits or self._said or not self._closing:
             pause = ASIDE.pause_s(failures) if failures else _POLL_S
             is_busy = self._expected or self._exits or self._quarantines or self._awaited
@@ -119,7 +120,7 @@ class RegistryLink:
                 self._say_who_does_not_run()
                 failures = 0
             except EmbedctlError as error:
-                log.warning("the workers here can't be looked up: %s; trying again", error)
+                remind(f"the workers here can't be looked up, and are again and again: {error}")
                 failures += 1
 
     def _look_up(self) -> None:

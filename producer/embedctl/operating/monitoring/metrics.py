@@ -39,6 +39,9 @@ class BacklogMetrics(Collector):
         age_s = self._watch.age_s(sweep)
         yield _gauge("backlog_age_seconds", "Age of these figures, from the beginning of their sweep", age_s)
         yield _gauge("backlog_sweep_seconds", "Duration of that sweep", sweep.took_s)
+        used, most = sweep.memory
+        yield _gauge("redis_used_bytes", "Memory that Redis uses", used)
+        yield _gauge("redis_max_bytes", "Redis' maxmemory; a Redis that uses as much is full. 0: it has none", most)
         yield _gauge("jobs_unreadable", "Active jobs whose facts can't be read", sweep.backlog.unreadable)
         now_ms = sweep.now_ms + age_s * 1000
         queues = list(sweep.backlog.queues.items())

@@ -35,12 +35,14 @@ _MOST_SERVED = 1_000
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """What a complete sweep found: what waits, the live workers by hardware class and model, and at most
-    :data:`TENANTS_SHOWN` tenants that have limits. It `began` at a moment of the monotonic clock (seconds), `now_ms` by
+    :data:`TENANTS_SHOWN` tenants that have limits; of the memory, what Redis uses and its maxmemory (bytes). It `began`
+    at a moment of the monotonic clock (seconds), `now_ms` by
     Redis' clock, and took `took_s` seconds, pauses included."""
 
     backlog: Backlog
     alive: Mapping[tuple[str, str], int]
     quotas: Sequence[Quota]
+    memory: tuple[int, int]
     began: float
     took_s: float
     now_ms: int
@@ -148,9 +150,10 @@ class Watch:
                 if self._stopping.wait(PAUSE_S):
                     return None
                 until = self._now() + BUDGET_S
-        alive = self._alive()
+        alive, memory = self._alive(), self._broker.connection.memory_bytes()
         self._answered()
-        return Sweep(backlog, alive, self._broker.quotas.all(TENANTS_SHOWN), began, self._now() - began, now_ms)
+        quotas = self._broker.quotas.all(TENANTS_SHOWN)
+        return Sweep(backlog, alive, quotas, memory, began, self._now() - began, now_ms)
 
     def _answered(self) -> None:
         self._moved_at = self._reached_at = self._now()
