@@ -231,7 +231,7 @@ class _Group:
         if left_out:
             alive += f" ({left_out:,} not shown)"
         facts = [plain(f"{self.hardware} {self.models}", "cyan"), plain(alive, _DIM), plain(self.engine, _DIM)]
-        return Text.assemble((" · ", _DIM), no_wrap=True).join(facts)
+        return Text.assemble((" · ", _DIM), no_wrap=True).join(filter(None, facts))
 
 
 def _groups(overview: Overview) -> list[_Group]:

@@ -125,7 +125,7 @@ def test_workers_that_are_not_ready_are_shown_with_what_they_do() -> None:
     empty = replace(overview(queues=[QueueState("cpu", "mini", 24, 1.0, 0)]), starting=starting(1))
     lines = shown(empty)
     assert lines[0].startswith("workers 0 (1 not ready)")
-    assert line_with(lines, "cpu mini") == "cpu mini · 0 live ·"
+    assert line_with(lines, "cpu mini") == "cpu mini · 0 live"
     assert line_with(lines, "cpu:0@").strip() == "cpu:0@node  loading mini, about 16 s left; not ready for 4 s"
     assert "start" not in "".join(lines), "one is being started"
     beside = shown(replace(everything_once(), starting=starting(6)))
