@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from embedctl_config.errors import GateFailed, MissingExtra, ModelError
 from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
+from embedctl_workers.accuracy.report import Report
 from embedctl_workers.arrays.distance import measure
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.base import Reference
@@ -213,6 +215,31 @@ def test_another_backend_fails_with_a_table_that_says_where(host: Host) -> None:
     assert lines[1].split()[:3] == ["check", "texts", "max"]
     assert lines[2].split()[:2] == ["bound", "1.0e-04"]
     assert [line.endswith("FAILED") for line in lines[3:8]] == [True] * 5
+
+
+@pytest.mark.usefixtures("computed")
+def test_a_gate_that_passed_is_not_run_again_unless_something_changed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(backend: Gated, **options: Any) -> int:
+        """How many rows the gate has this backend encode."""
+        with patch.object(backend, "forward", wraps=backend.forward) as forward:
+            reports.append(run_gate(ChunkEncoder(backend, 1024), HardwareClass(backend="dummy", **options), host))
+        return sum(len(call.args[1]) for call in forward.call_args_list)
+
+    reports: list[Report | None] = []
+    whole = rows(Gated())
+    assert whole > 1
+    assert rows(Gated()) == 1
+    assert reports[0] == reports[1]
+    assert rows(Gated(), max_abs_error=0.01) == whole
+    with pytest.raises(GateFailed):  # what it computes is something else by now
+        rows(Gated(seed=1))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert rows(Gated()) == whole
+    assert rows(Gated()) == 1
+    monkeypatch.setattr("embedctl_workers.models.noted._PACKAGE", Path(__file__).parent)
+    assert rows(Gated()) == whole
 
 
 @pytest.mark.usefixtures("computed")

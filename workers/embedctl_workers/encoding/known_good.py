@@ -9,12 +9,10 @@ from embedctl_workers.arrays.distance import measure
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.models.gate_texts import TEXTS
+from embedctl_workers.models.gate_texts import KNOWN_GOOD, TEXTS
 from embedctl_workers.redaction import first_line
 
-#: Of ordinary length: a worker must be able to encode it even if it lacks the memory for longer texts.
-_TEXT = TEXTS["sentence"].encode()
-_CHUNK = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT]), texts=[_TEXT])
+_CHUNK = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT]), texts=[TEXTS[KNOWN_GOOD].encode()])
 
 
 class KnownGood:

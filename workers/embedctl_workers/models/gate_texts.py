@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 #: The prompt of the gate's check with a prompt.
 PROMPT = "query: "
+#: The name of the text by which a worker tells whether it still computes what it did. Of ordinary length: a worker must
+#: be able to encode it even if it lacks the memory for longer texts.
+KNOWN_GOOD = "sentence"
 
 _ESSAY = """\
 The harbour master kept two ledgers. In the first he wrote what came in: the name of the ship, her flag, her draught

@@ -43,13 +43,13 @@ from embedctl_workers.machine.tally import Tally
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.longest import UNLIMITED
 from embedctl_workers.models.names import names_of
+from embedctl_workers.models.noted import note, noted
 from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.announcement import Announcement
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.interrupts import answer_signals
-from embedctl_workers.serving.load_times import last_load_s, note_load_s
 from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
 from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import NOTHING, ChunkRunner
@@ -274,7 +274,8 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
     """Load a model, once it is downloaded if that is wanted, and measure its vectors."""
     settings, entry, host = start.settings, start.entry, start.host
     started = time.monotonic()
-    before_s = last_load_s(model, entry, host)
+    kind = [model, entry.backend, entry.precision]
+    before_s = noted(host.cache, "loads", kind)
     health.phase = f"loading {model}"
     health.phase_until = None if before_s is None else started + before_s
     try:
@@ -293,7 +294,7 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
     accuracy = report.figures if report else ""
     encoder.known_good = KnownGood(backend, entry.thresholds(backend.reference.bounds if backend.reference else None))
     ready_s = time.monotonic() - started
-    note_load_s(model, entry, host, ready_s)
+    note(host.cache, "loads", kind, ready_s)
     log.info(
         "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
         model,

@@ -1,0 +1,77 @@
+"""Findings about a model on this machine: JSON in the cache folder, by the facts that they hold for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import embedctl_workers
+from embedctl_config.cpu import cpu_identity
+from embedctl_config.errors import ModelError
+from embedctl_workers.models.cache import keep, kept
+
+log = logging.getLogger(__name__)
+
+#: The libraries that make vectors of texts on a CPU.
+_LIBRARIES = ("torch", "numpy", "onnxruntime", "tokenizers", "safetensors", "transformers", "sentence-transformers")
+#: How the variables begin that tell them how to compute.
+_VARIABLES = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
+_PACKAGE = Path(embedctl_workers.__file__).parent
+
+
+def noted(cache: Path, kind: str, facts: object) -> Any:
+    """What was noted under these facts; None if nothing was, or it can't be read or trusted, which is logged."""
+    path = _path(cache, kind, facts)
+    data = kept(path)
+    try:
+        return None if data is None else json.loads(data)
+    except ValueError as error:
+        log.warning("%s is damaged and is made again: %s", path, error)
+        return None
+
+
+def note(cache: Path, kind: str, facts: object, finding: object) -> None:
+    """Note a finding for :func:`noted`. Where the cache can't be written to, it is found again each time."""
+    try:
+        keep(_path(cache, kind, facts), json.dumps(finding).encode())
+    except (OSError, ModelError) as error:
+        log.debug("what was found is not noted: %s", error)
+
+
+def software(cache: Path) -> list[object]:
+    """What computes vectors on this CPU, beside a model's files: a finding about vectors holds for this alone.
+
+    The files of our package and of the compiled kernels count by their size and time of change, libraries by their
+    version.
+    """
+    ours = [Path(folder) for folder, _, _ in os.walk(_PACKAGE) if not folder.endswith("__pycache__")]
+    return [
+        cpu_identity(),
+        [_version(name) for name in _LIBRARIES],
+        sorted(each for each in os.environ.items() if each[0].startswith(_VARIABLES)),
+        [_files(folder) for folder in (*ours, cache / "kernels")],
+    ]
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        found = [(each.name, each.stat()) for each in entries if each.is_file()]
+    return sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
+
+
+def _path(cache: Path, kind: str, facts: object) -> Path:
+    return cache / kind / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]}.json"
