@@ -133,8 +133,11 @@ def cli_page() -> str:
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Every command with the words that call it."""
     yield "embedctl", embedctl
-    for name, command in embedctl.commands.items():
-        yield from _with_inner(f"embedctl {name}", PROCESSES.get(name, command))
+    ctx = click.Context(embedctl)
+    for name in [*embedctl.commands]:
+        command = PROCESSES.get(name) or embedctl.get_command(ctx, name)
+        assert command is not None
+        yield from _with_inner(f"embedctl {name}", command)
 
 
 def _with_inner(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:

@@ -9,11 +9,11 @@ job.vectors()  # float32, records × dimensions, in input order
 `aenqueue_embeddings` and `AsyncJob` are the asynchronous forms.
 """
 
-from embedctl.jobs.aio import AsyncJob, aenqueue_embeddings
-from embedctl.jobs.enqueue import enqueue_embeddings
-from embedctl.jobs.job import Job
-from embedctl.store import Death, JobState, JobStatus, Suspect
-from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
+from __future__ import annotations
+
+import importlib
+import typing
+
 from embedctl_config import __version__
 from embedctl_config.errors import (
     BatchFileError,
@@ -61,6 +61,13 @@ from embedctl_config.errors import (
 )
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
+
+if typing.TYPE_CHECKING:
+    from embedctl.jobs.aio import AsyncJob, aenqueue_embeddings
+    from embedctl.jobs.enqueue import enqueue_embeddings
+    from embedctl.jobs.job import Job
+    from embedctl.store import Death, JobState, JobStatus, Suspect
+    from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 
 __all__ = [
     "AsyncJob",
@@ -120,3 +127,25 @@ __all__ = [
     "enqueue_embeddings",
     "load_settings",
 ]
+
+#: Imported when they are asked for: workers, and commands that only print their help, need none of them.
+_LATER = {
+    "embedctl.jobs.aio": ("AsyncJob", "aenqueue_embeddings"),
+    "embedctl.jobs.enqueue": ("enqueue_embeddings",),
+    "embedctl.jobs.job": ("Job",),
+    "embedctl.store": ("Death", "JobState", "JobStatus", "Suspect"),
+    "embedctl.waiting.results": ("ChunkVectors", "FailedRecord", "TruncatedRecord"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _LATER.items():
+        if name in names:
+            value: object = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

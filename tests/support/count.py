@@ -42,8 +42,9 @@ def rows() -> Iterator[tuple[str, int]]:
     yield "modules beside the rooms of `producer`", _flat("producer/embedctl")
     yield "modules beside the rooms of `gateway`", _flat("gateway/embedctl_gateway")
     for name in ("run", "submit", "fetch"):
-        options = [each for each in cli.commands[name].params if isinstance(each, click.Option)]
-        yield f"options of `{name}`", len(options)
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        yield f"options of `{name}`", sum(isinstance(each, click.Option) for each in command.params)
     yield "settings", len(SETTINGS)
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     yield "import contracts, of layers", sum(each["type"] == "layers" for each in contracts)

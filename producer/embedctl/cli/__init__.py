@@ -7,17 +7,16 @@ import os
 
 import click
 
-from embedctl.cli import dashboard, delivery, disposal, jobs, listing, operate, planning, run, stack, status, submit
+from embedctl.cli.commands import COMMANDS, Commands
 from embedctl.cli.options import option
 from embedctl_config import __version__
-from embedctl_config.command_group import CommandGroup
 from embedctl_config.printable import PrintableFormatter
 from embedctl_config.settings import ENV_PREFIX
 
 __all__ = ["main"]
 
 
-@click.group("embedctl", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("embedctl", cls=Commands, commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="embedctl")
 @option(
     "--insecure",
@@ -42,27 +41,3 @@ def main(*, insecure: bool) -> None:
     if insecure:
         # Workers that this process starts have the same setting.
         os.environ[f"{ENV_PREFIX}INSECURE"] = "true"
-
-
-for _command in (
-    submit.submit,
-    run.run,
-    planning.plan,
-    status.status,
-    listing.list_jobs,
-    jobs.wait,
-    jobs.fetch,
-    jobs.errors,
-    delivery.destinations,
-    disposal.retry,
-    disposal.stop,
-    disposal.cancel,
-    disposal.discard,
-    *stack.COMMANDS,
-    dashboard.flower,
-    dashboard.metrics,
-    operate.doctor,
-    operate.repair,
-    operate.config,
-):
-    main.add_command(_command)

@@ -7,16 +7,17 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain, islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from embedctl.queueing.broker import Broker
-from embedctl.store.job_ids import is_beginning, newest_first
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings
+
+if TYPE_CHECKING:
+    from embedctl.queueing.broker import Broker
 
 T = TypeVar("T")
 
@@ -48,7 +49,9 @@ def complete_argument(ctx: click.Context, parameter: click.Parameter, incomplete
 
 
 def _jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    broker = Broker.shared(_settings(ctx))
+    from embedctl.store.job_ids import is_beginning, newest_first
+
+    broker = _broker(ctx)
 
     def newest(beginning: str, fits: Callable[[str, str], bool]) -> list[str]:
         ids = chain.from_iterable(newest_first(broker.connection, beginning))
@@ -65,6 +68,12 @@ def _models(settings: Settings) -> Iterable[str]:
     return [settings.model, *settings.models, *chain.from_iterable(each.models for each in settings.classes.values())]
 
 
+def _broker(ctx: click.Context) -> Broker:
+    from embedctl.queueing.broker import Broker  # here, because commands that use no Redis complete words too
+
+    return Broker.shared(_settings(ctx))
+
+
 def _offered(
     incomplete: str,
     configured: Callable[[Settings], Iterable[str]],
@@ -72,7 +81,7 @@ def _offered(
     ctx: click.Context,
 ) -> list[CompletionItem]:
     def live() -> list[str]:
-        return [served(hardware, model) for hardware, model, _ in Broker.shared(_settings(ctx)).workers.offers()]
+        return [served(hardware, model) for hardware, model, _ in _broker(ctx).workers.offers()]
 
     found = {*_within_patience(lambda: list(configured(_settings(ctx)))), *_within_patience(live)}
     return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete) and name.isprintable()]

@@ -18,6 +18,7 @@ import click
 import pytest
 import yaml
 
+from embedctl.cli.commands import COMMANDS, Later
 from embedctl_config.loading import FLAGS
 from embedctl_config.settings import ENV_PREFIX, SETTINGS
 from tests.support.browser import chromium, errors_logged
@@ -69,6 +70,13 @@ GENERATE = load_generator()
 
 def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_list_of_commands_says_what_they_say_of_themselves() -> None:
+    later = [each for each in COMMANDS.values() if isinstance(each, Later)]
+    assert later
+    for each in later:
+        assert each.get_short_help_str(999) == each.load().get_short_help_str(999)
 
 
 @pytest.mark.parametrize(("name", "page"), list(GENERATE.PAGES.items()))
