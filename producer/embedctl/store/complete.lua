@@ -83,6 +83,16 @@ end
 if is_owed_now then charge_now() end
 end_if_due()
 if facts.distrusted_ms then trust(queue, instance, deaths) end
+-- The job was listed for a chunk that nobody had. If Redis has lost what leads to that list, no worker comes by to see that
+-- nothing is ready there any more.
+if not instance or (ended and has_more) then
+  facts.model_fingerprint = pinned
+  local place = place_of(facts)
+  if not place.is_ready and not has_suspects() then
+    leave(place, ARGV[1])
+    leave(apart(place), ARGV[1])
+  end
+end
 renew()
 account()
 if has_more and not ended and redis.pcall('LLEN', queue) == 0 then ring(queue, 1) end

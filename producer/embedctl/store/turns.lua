@@ -53,11 +53,19 @@ local function flows_of(place)
   return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind
 end
 
+-- Name the lists of a place among those of its queue.
+local function name_lists(place)
+  if redis.call('SADD', KINDS .. place.queue, place.lane .. ':' .. place.kind) == 1 then
+    known_lists[place.queue] = nil
+    keep(KINDS .. place.queue)
+  end
+end
+
 -- List a job at its place, with as many chunks left, since that time if it is not there yet. A lane that comes back is
 -- next. A tenant that comes back has the work that it had, or that of whose turn it was last if that is more: so nothing
 -- is saved up.
 local function list(place, id, left, since)
-  local lanes, kinds, flows = LANES .. place.queue, KINDS .. place.queue, flows_of(place)
+  local lanes, flows = LANES .. place.queue, flows_of(place)
   if place.lane ~= 'background' and not redis.call('ZSCORE', lanes, place.lane) then
     local first = redis.call('ZRANGE', lanes, 0, 0, 'WITHSCORES')[2]
     redis.call('ZADD', lanes, first and first - 1 or 0, place.lane)
@@ -72,14 +80,11 @@ local function list(place, id, left, since)
     redis.call('ZADD', flows, had, place.tenant)
     keep(flows)
   end
-  if redis.call('SADD', kinds, place.lane .. ':' .. place.kind) == 1 then
-    known_lists[place.queue] = nil
-    keep(kinds)
-  end
+  name_lists(place)
   if redis.call('ZADD', wait_of(place), 'NX', since, id) == 1 then keep(wait_of(place)) end
   if redis.call('ZADD', left_of(place), left, id) == 1 then keep(left_of(place)) end
   -- What is there already is kept now and then.
-  for _, key in ipairs(micros % 16 == 0 and {lanes, LEVELS .. place.queue, kinds, flows, left_of(place), wait_of(place)} or {}) do
+  for _, key in ipairs(micros % 16 == 0 and {lanes, LEVELS .. place.queue, KINDS .. place.queue, flows, left_of(place), wait_of(place)} or {}) do
     keep(key)
   end
 end

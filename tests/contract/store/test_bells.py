@@ -12,7 +12,21 @@ from embedctl.store import Claimant, unused
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
-from tests.support.store import MINE, OTHER, QUEUE, add, audited, complete, lapse, new_job, reaped, row, take, work
+from tests.support.store import (
+    MINE,
+    OTHER,
+    QUEUE,
+    add,
+    audited,
+    complete,
+    lapse,
+    new_job,
+    reaped,
+    row,
+    take,
+    take_all,
+    work,
+)
 from tests.support.waiting import PATIENCE_S
 
 
@@ -109,6 +123,39 @@ def test_the_list_of_another_program_under_a_queues_name_holds_up_no_job(broker:
     work(broker, job_id, 0, 1)
     assert broker.jobs.status(job_id).state.ended
     assert raw.get(QUEUE) == b"somebody else's"
+
+
+def lists(raw: Redis) -> list[bytes]:
+    return [key for kind in ("flows", "left", "wait") for key in raw.scan_iter(match=keys.turns(f"{kind}:*"))]
+
+
+def test_a_worker_names_its_lists_again_that_redis_lost_the_names_of(broker: Broker, raw: Redis) -> None:
+    new_job(broker, 2)
+    broker.workers.beat(row())
+    raw.delete(keys.turns(f"kinds:{QUEUE}"), QUEUE)
+    assert take(broker) is None
+    broker.jobs.ring("fp32", {QUEUE: MINE})
+    assert raw.llen(QUEUE) == 1
+    assert take_all(broker) == [0, 1]
+    assert not lists(raw)
+
+
+@pytest.mark.parametrize("before_the_claim", [False, True])
+@pytest.mark.parametrize("lost", ["flows", "kinds"])
+def test_a_result_that_redis_has_no_claim_of_leaves_no_list_that_nobody_comes_by(
+    broker: Broker, raw: Redis, lost: str, *, before_the_claim: bool
+) -> None:
+    job_id = new_job(broker, 2)
+    assert take_all(broker) == [0, 1]
+    raw.hdel(keys.owners(job_id), "1")  # as a Redis that restarts without its last writes
+    if before_the_claim:
+        raw.hset(keys.job(job_id), "next", "1")
+    audited(broker, job_id)
+    assert lists(raw)
+    raw.delete(*raw.scan_iter(match=keys.turns(f"{lost}:*")))
+    complete(broker, job_id, 1)
+    complete(broker, job_id, 0)
+    assert not lists(raw)
 
 
 BINDINGS = unused.bindings([QUEUE])
