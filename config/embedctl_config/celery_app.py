@@ -104,8 +104,13 @@ class _OfSettings(Celery):
 
 
 class _KeepsClient:
-    """Kombu's channels to Redis with one client for all commands: to make one takes longer than most commands."""
+    """Kombu's channels to Redis with one client for all commands: to make one takes longer than most commands.
 
+    A channel that is closed does not put bells back that this worker has heard. Its threads have them, and if the
+    connection was lost, kombu would try that after it has forgotten the address, which would end the worker.
+    """
+
+    do_restore = False
     _kept: Any = None
 
     @contextmanager

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import Empty
 
 import pytest
+import redis as redis_py
+from kombu.common import ignore_errors
 from redis import Redis
 
 from embedctl.queueing.broker import Broker
 from embedctl.store import Claimant, unused
+from embedctl.store.scripts import BELL
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
+from tests.support.redis_server import RedisServer
 from tests.support.store import (
     MINE,
     OTHER,
@@ -207,6 +212,27 @@ def test_a_consumer_of_a_forgotten_queue_hears_bells(broker: Broker, raw: Redis,
         message.ack()
     assert message.headers["task"] == keys.TASK
     assert message.payload[:2] == [[], {}]
+
+
+def test_a_connection_that_is_lost_with_bells_in_hand_is_closed_as_celery_closes_it(
+    settings: Settings, own_redis: RedisServer
+) -> None:
+    """Whatever else than a connection error is raised ends the worker. Kombu gives up at the first of two channels that
+    it can't close, and goes on at the next attempt, without an address by then."""
+    app = make_celery(settings.replace(redis_url=own_redis.url))
+    with app.connection_for_read() as connection, redis_py.Redis.from_url(own_redis.url) as raw:
+        heard = connection.SimpleQueue(QUEUE)
+        also = connection.SimpleQueue(f"{QUEUE}-too", channel=connection.channel())
+        raw.lpush(QUEUE, BELL)
+        assert heard.get(timeout=PATIENCE_S).headers["task"] == keys.TASK
+        for queue in (heard, also):
+            with pytest.raises(Empty):
+                queue.get(timeout=0.1)  # what it asks for now is never answered
+        assert own_redis.process is not None
+        own_redis.process.kill()
+        own_redis.process.wait()
+        for close in (connection.collect, connection.close):
+            ignore_errors(connection, close)
 
 
 def test_rounds_are_bounded_and_get_to_every_queue(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
