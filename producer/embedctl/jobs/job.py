@@ -343,7 +343,7 @@ class Job:
         self._waiter.forget()
         status = self.status()
         if status.state is JobState.CANCELLED:  # else it ended before, or Redis has lost the cancellation by now
-            self._broker.upkeep.free(self._id, status.chunks)
+            self._broker.upkeep.free(self._id, status.chunks, if_ended_early=True)
         return status
 
     def discard(self) -> None:

@@ -81,7 +81,7 @@ USERS: Mapping[str, User] = {
     ),
     "worker": User(
         "worker",
-        scripts=_words("next ring renew part complete release seal reap audit settle tally quota"),
+        scripts=_words("next ring renew part complete release seal reap audit settle free tally quota"),
         commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
         others=(*_CONSUMED, "*@*.celery.pidbox"),
         channels=_CHANNELS,

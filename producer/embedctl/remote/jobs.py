@@ -307,7 +307,7 @@ class RemoteUpkeep(Upkeep):
     def remove_complete(self, jobs: Sequence[JobStatus], also: Sequence[ScriptCall] = ()) -> set[str]:
         return set()
 
-    def free(self, job_id: str, chunks: int) -> None:
+    def free(self, job_id: str, chunks: int, *, if_ended_early: bool = False) -> None:
         """Done by what ended the job."""
 
     def remove(self, job_id: str) -> None:

@@ -53,16 +53,21 @@ def _note(address: str) -> str:
 
 
 def unlink_with_bytes(
-    connection: Connection, files: ChunkFiles, chunks: Sequence[str], others: Sequence[str] = ()
+    connection: Connection, files: ChunkFiles, chunks: Sequence[str], others: Sequence[str] = (), *, job: str = ""
 ) -> None:
     """Remove the inputs and results under these keys, other keys with them, and then their bytes, wherever they are.
 
-    Raises ChunkFilesUnavailable if these bytes stay, and are nobody's.
+    With the key of a `job`, nothing is removed if that has not ended early, or has no longer: Redis may have come back
+    without its end. Raises ChunkFilesUnavailable if these bytes stay, and are nobody's.
     """
     if not chunks:
         return
     outside = chunks if files.is_outside else ()
     values = connection.ask_each(outside, lambda pipe, key: pipe.getrange(key, 0, MOST_BYTES - 1))
-    with connection.client() as client:
-        client.unlink(*chunks, *others)
+    if job:
+        answer, _ = connection.script("free", [job, *chunks, *others])
+        values = values if answer == "ok" else []
+    else:
+        with connection.client() as client:
+            client.unlink(*chunks, *others)
     files.delete(values)

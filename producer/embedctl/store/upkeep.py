@@ -192,7 +192,7 @@ class Upkeep:
         cursor = "freed_to" if results else "freed_inputs_to"
         at = self._cursor(job_id, cursor)
         end = min(at + _SLICE, chunks)
-        self._free(job_id, at, end, results=results)
+        self._free(job_id, range(at, end), results=results)
         if at or end < chunks:
             self._move_cursor(job_id, cursor, 0 if end >= chunks else end)
         return end >= chunks
@@ -210,18 +210,28 @@ class Upkeep:
         own = (keys.job(job_id), keys.events(job_id), keys.counted(job_id), keys.cursors(job_id))
         self._connection.ask_each((*own, *_of_drain(job_id)), lambda pipe, key: pipe.pexpire(key, ttl_ms))
 
-    def free(self, job_id: str, chunks: int) -> None:
-        """Free all of a job's chunks, and their bytes outside of Redis. Writes nothing, so it works in a full Redis."""
+    def free(self, job_id: str, chunks: int, *, if_ended_early: bool = False) -> None:
+        """Free all of a job's chunks, and their bytes outside of Redis; or only if it still has ended early. Writes
+        nothing, so it works in a full Redis."""
         for at in range(0, chunks, _SLICE):
-            self._free(job_id, at, min(at + _SLICE, chunks), results=True, files=self._files)
+            slice_ = range(at, min(at + _SLICE, chunks))
+            self._free(job_id, slice_, files=self._files, if_ended_early=if_ended_early)
 
-    def _free(self, job_id: str, start: int, end: int, *, results: bool, files: ChunkFiles = _IN_REDIS) -> None:
-        chunks = range(start, end)
+    def _free(
+        self,
+        job_id: str,
+        chunks: range,
+        *,
+        results: bool = True,
+        files: ChunkFiles = _IN_REDIS,
+        if_ended_early: bool = True,
+    ) -> None:
         kinds = (keys.chunk_input, keys.chunk_result) if results else (keys.chunk_input,)
         doomed = [key(job_id, chunk) for chunk in chunks for key in kinds]
         pointers = [keys.retry_pointer(job_id, chunk) for chunk in chunks] if results else []
+        job = keys.job(job_id) if if_ended_early else ""
         with suppress(ChunkFilesUnavailable):  # the sweeper removes the bytes later
-            unlink_with_bytes(self._connection, files, doomed, pointers)
+            unlink_with_bytes(self._connection, files, doomed, pointers, job=job)
 
     def remove(self, job_id: str) -> None:
         """Remove the remaining keys of a job after its chunks were freed, and its id from all lists."""
@@ -244,7 +254,7 @@ class Upkeep:
         while found:
             with self._connection.client() as client:
                 found = client.exists(*(key(job_id, chunk) for chunk in range(at, at + _SLICE) for key in kinds))
-            self._free(job_id, at, at + _SLICE, results=True, files=self._files)
+            self._free(job_id, range(at, at + _SLICE), files=self._files, if_ended_early=False)
             at += _SLICE
         with self._connection.client() as client:
             client.unlink(keys.job(job_id))
