@@ -106,8 +106,9 @@ class _OfSettings(Celery):
 class _KeepsClient:
     """Kombu's channels to Redis with one client for all commands: to make one takes longer than most commands.
 
-    A channel that is closed does not put bells back that this worker has heard. Its threads have them, and if the
-    connection was lost, kombu would try that after it has forgotten the address, which would end the worker.
+    A channel that is closed does not put bells back that this worker has heard: its threads have them, and acknowledge
+    them later. Where kombu would look for the address of a connection that it has given up, that ends in an error of a
+    connection, which Celery expects; another one would end the worker.
     """
 
     do_restore = False
@@ -117,6 +118,8 @@ class _KeepsClient:
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
         """As kombu's: `client`, or one that takes connections from the channel's pool."""
         channel: Any = self  # with what it is mixed into
+        if channel.connection is None or channel.connection.client is None:
+            raise ConnectionError("the connection was lost, and given up")
         if client is None:
             client = self._kept
             if client is None or client.connection_pool is not channel.pool:  # a lost connection replaces the pool

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from string import Template
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_a_channel_keeps_its_client_until_its_connections_are_replaced() -> None
     transport: Any = make_celery(Settings(redis_url="redis://localhost")).connection_for_write().get_transport_cls()
     channel = transport.Channel.__new__(transport.Channel)
     pools = [ConnectionPool(), ConnectionPool()]
-    channel._pool, channel.Client = pools[0], Redis
+    channel._pool, channel.Client, channel.connection = pools[0], Redis, SimpleNamespace(client="of kombu")
     with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second, channel.conn_or_acquire(7) as given:
         assert first is second
         assert (first.connection_pool, given) == (pools[0], 7)
