@@ -448,7 +448,8 @@ STOPS = {
 @pytest.mark.parametrize("where", STOPS)
 def test_another_gateway_resumes_after_a_kill(here: Here, where: str, environment: dict[str, str]) -> None:
     here.start_worker()
-    environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
+    (temporary := here.folder / "temporary").mkdir()
+    environment |= {"EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10", "TMPDIR": str(temporary)}
     texts = [f"text {number}" for number in range(100)]
     name, method = STOPS[where]
     stopping = Put(
@@ -458,6 +459,7 @@ def test_another_gateway_resumes_after_a_kill(here: Here, where: str, environmen
         with client_at(url) as client:
             made = create(client, upload(client, lines_of(texts)))
         assert "here\n" in said
+    assert not list(temporary.iterdir())
     here.raw.zadd(keys.unfinished("default"), {made.id: 0})  # its lease has lapsed
     here.start_worker()  # a new job would have other chunks; this one keeps its own
     with running_gateway(here.settings.replace(chunk_size=10)) as second, client_of(second) as client:

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from typing import IO
 
 from embedctl.common.notices import Reminder
 from embedctl.corpus.batch import KEPT_OF_REQUEST, BatchCorpus
-from embedctl.corpus.reading import open_corpus
-from embedctl.corpus.rows import Rows
+from embedctl.corpus.file import CorpusFile
 from embedctl.destinations.answers import EXPIRED, STOPPED, Reason
 from embedctl.jobs import enqueue
 from embedctl.jobs.job import Job
@@ -282,8 +281,8 @@ class _Work:
             model, dimensions = corpus.check()
         except InputError as error:
             found = error.data if isinstance(error, BatchFileError) else [_told("invalid_value", str(error))]
-            folder = f"{Path(corpus.files[0].path).parent}/"
-            raise _Refused([{**each, "message": str(each["message"]).replace(folder, "")} for each in found]) from None
+            said = [str(each["message"]).replace(corpus.files[0].name, _INPUT) for each in found]
+            raise _Refused([{**each, "message": words} for each, words in zip(found, said, strict=True)]) from None
         model = model or self._broker.settings.model
         facts = {"total": corpus.checked, "inputs": corpus.inputs, "model": model, "dimensions": dimensions or ""}
         self._held.note(facts)
@@ -387,16 +386,16 @@ class _Work:
         says why requests were not run, if the job does not tell."""
         job = Job(job_id, self._broker) if job_id else None
         errors: dict[str, object] = {}
-        with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
+        try:
             try:
-                try:
-                    written = self._written(job, self._reader(Path(folder)), reason)
-                except FileGone:  # requests that were not run have no lines, because nobody knows them any more
-                    errors = {"errors": json.dumps([_GONE])}
-                    written = self._written(job, None, reason)
-            except JobNotFound as error:
-                self._lost_results(status, reason, lost=isinstance(error, JobLost))
-                return
+                with tempfile.TemporaryFile() as copy:
+                    written = self._written(job, self._reader(copy), reason)
+            except FileGone:  # requests that were not run have no lines, because nobody knows them any more
+                errors = {"errors": json.dumps([_GONE])}
+                written = self._written(job, None, reason)
+        except JobNotFound as error:
+            self._lost_results(status, reason, lost=isinstance(error, JobLost))
+            return
         facts = {
             **errors,
             "status": status,
@@ -434,33 +433,32 @@ class _Work:
         else:
             self._finish(status, "", reason)
 
-    def _reader(self, folder: Path) -> Read | None:
-        """Reads the requests, if they are needed, and raises FileGone as :meth:`_copy` does; None if they were not
+    def _reader(self, copy: IO[bytes]) -> Read | None:
+        """Reads the requests, if they are needed, and raises FileGone as :meth:`_corpus` does; None if they were not
         valid."""
-        return (lambda: self._corpus(self._copy(folder)).requests()) if "total" in self._batch.facts else None
+        return (lambda: self._corpus(copy).requests()) if "total" in self._batch.facts else None
 
     @contextmanager
     def _copied(self) -> Iterator[BatchCorpus]:
         """The requests, in a file of this machine; raises _Refused if their file is gone, or a line of it too large."""
-        with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
+        with tempfile.TemporaryFile() as copy:
             try:
-                path = self._copy(Path(folder))
+                corpus = self._corpus(copy)
             except FileGone:
                 raise _Refused([_GONE]) from None
             except BadLine as error:
                 raise _Refused([{**_told(error.code, str(error)), "line": error.line}]) from None
-            yield self._corpus(path)
+            yield corpus
 
-    def _copy(self, folder: Path) -> Path:
-        """The requests, in a file of a folder; raises FileGone if their file is gone, or that of the answers that they
-        are to replace, and BadLine."""
-        path = folder / "input.jsonl"
-        lines = requests_of(self._parts(self._batch.facts["input_file_id"]), self._broker.settings.max_text_bytes)
+    def _corpus(self, copy: IO[bytes]) -> BatchCorpus:
+        """The requests, which are copied to an open file without a name, so that a kill leaves nothing; raises FileGone
+        if their file is gone, or that of the answers that they are to replace, and BadLine."""
+        most = self._broker.settings.max_text_bytes
+        lines = requests_of(self._parts(self._batch.facts["input_file_id"]), most)
         if retried_id := self._batch.facts.get("retried_file_id"):
             lines = only(lines, lines_of(self._parts(retried_id)))
-        with path.open("wb") as stream:
-            stream.writelines(lines)
-        return path
+        copy.writelines(lines)
+        return BatchCorpus((CorpusFile("-", "jsonl", False),), most, None, unique=True, named=_NAMED, copy=copy)
 
     def _parts(self, file_id: str) -> Iterator[bytes]:
         file = self._files.get(file_id, self._batch.tenant)
@@ -470,16 +468,13 @@ class _Work:
             self._held.check()
             yield part
 
-    def _corpus(self, path: Path) -> BatchCorpus:
-        most = self._broker.settings.max_text_bytes
-        files = open_corpus(str(path), file_format="jsonl", rows=Rows(most)).files
-        return BatchCorpus(files, most, None, unique=True, named=_NAMED)
-
 
 def _told(code: str, message: str) -> dict[str, object]:
     return {"code": code, "message": message, "param": None, "line": None}
 
 
+#: What the requests are read from, in messages.
+_INPUT = "the input file"
 _GONE = _told("invalid_input_file", "the input file, or that of the requests to retry, is deleted or expired")
 
 

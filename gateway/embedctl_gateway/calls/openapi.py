@@ -144,6 +144,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             completion_window={"enum": ["24h"]},
             metadata=_or_null(
                 type="object",
+                propertyNames={"maxLength": 64},
                 additionalProperties={"type": "string", "maxLength": 512},
                 maxProperties=16,
                 description="your own names and values, at most 16",

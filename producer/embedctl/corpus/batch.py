@@ -22,6 +22,8 @@ from embedctl.corpus.streams import bounded_lines, opened
 from embedctl.corpus.unique import UniqueIds
 from embedctl_config.errors import BatchFileError, InputError
 from embedctl_config.model_names import other_spelling
+from embedctl_config.printable import printable
+from embedctl_config.settings import check_model_name
 
 #: The name of this format.
 BATCH_FORMAT = "openai-batch"
@@ -92,13 +94,21 @@ class BatchCorpus:
         limit: the most requests; None for all.
         unique: whether each custom_id must be unique.
         named: most requests that are named if they are refused; the others are counted.
+        copy: what standard input has said already, to be read from its beginning.
 
     Attributes:
         checked, inputs: how many requests :meth:`check` has read, and how many texts these have.
     """
 
     def __init__(
-        self, files: tuple[CorpusFile, ...], max_bytes: int, limit: int | None, *, unique: bool, named: int = _NAMED
+        self,
+        files: tuple[CorpusFile, ...],
+        max_bytes: int,
+        limit: int | None,
+        *,
+        unique: bool,
+        named: int = _NAMED,
+        copy: IO[bytes] | None = None,
     ) -> None:
         self.files = files
         self.checked = self.inputs = 0
@@ -106,7 +116,7 @@ class BatchCorpus:
         self._max_bytes = max_bytes
         self._limit = limit
         self._unique = unique
-        self._piped: IO[bytes] | None = None
+        self._piped = copy
 
     @property
     def rereadable(self) -> bool:
@@ -308,8 +318,10 @@ def _request(custom_id: str, row: Mapping[str, Any]) -> Request:
     if encoding_format not in (None, "float", "base64"):
         _refuse("invalid_value", "body.encoding_format", f"encoding_format is {encoding_format!r}: float or base64")
     model = body.get("model")
-    if model is not None and (not isinstance(model, str) or not model):
-        _refuse("invalid_type", "body.model", "model is not the name of one")
+    if model is not None and not isinstance(model, str):
+        _refuse("invalid_type", "body.model", f"model is {kind_of(model)}, not a name")
+    if model is not None and (wrong := check_model_name(model)):
+        _refuse("invalid_value", "body.model", wrong)
     return Request(custom_id, _inputs(body), model, dimensions, encoding_format or "float")
 
 
@@ -331,7 +343,7 @@ def _inputs(body: Mapping[str, Any]) -> list[object]:
 
 
 def _refuse(code: str, param: str | None, message: str) -> NoReturn:
-    raise _Refused(code, param, message)
+    raise _Refused(code, param and printable(param), printable(message))
 
 
 def _line_of(place: int) -> int:

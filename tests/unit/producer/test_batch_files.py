@@ -113,10 +113,13 @@ def test_text_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
         (a_request(dimensions=0), "invalid_value", "body.dimensions", "dimensions is 0"),
         (a_request(dimensions=True), "invalid_value", "body.dimensions", "dimensions is True"),
         (a_request(encoding_format="int8"), "invalid_value", "body.encoding_format", "'int8': float or base64"),
-        (a_request(model=""), "invalid_type", "body.model", "model is not the name"),
+        (a_request(model=7), "invalid_type", "body.model", "model is a number, not a name"),
+        (a_request(model=""), "invalid_value", "body.model", "use 1 to 200 characters"),
+        (a_request(model="\ud800"), "invalid_value", "body.model", "only letters, digits"),
         (a_request(truncate_prompt_tokens=5), "unsupported_parameter", "body.truncate_prompt_tokens", "--long"),
         (a_request(input_type="query"), "unsupported_parameter", "body.input_type", "--prompt"),
         (a_request(priority=1), "unsupported_parameter", "body.priority", "priority can't be given"),
+        ({"custom_id": "a", "body": {"\ud800": 1}}, "unsupported_parameter", "body.\\ud800", "\\ud800 can't be"),
     ],
 )
 def test_wrong_requests_are_refused_by_name(
