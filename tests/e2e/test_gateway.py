@@ -9,6 +9,7 @@ import re
 import signal
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -369,3 +370,20 @@ def test_the_command_answers_and_ends(here: Here, number: int, status: int) -> N
         assert httpx2.get(f"{url[1]}/health", verify=NO_TLS).json() == {"status": "ok"}
         process.send_signal(number)
         assert process.wait(60) == status
+
+
+def test_a_handshake_that_nobody_begins_holds_no_place(
+    here: Here, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = "embedctl_gateway.serving.connections.TimedProtocol"
+    monkeypatch.setattr(f"{limits}.max_connections", 2)
+    trusted = ssl.create_default_context(cafile=certificate.with_name("ca.pem"))
+    settings = here.settings.replace(gateway_tls_cert_file=str(certificate))
+    with running_gateway(settings) as gateway, ExitStack() as opened:
+        silent = [opened.enter_context(gateway.connect()) for _ in range(3)]
+        with suppress(ConnectionError):
+            assert silent[0].recv(1) == b""
+        assert httpx2.get(f"https://localhost:{gateway.port}/health", verify=trusted).status_code == 200
+        monkeypatch.setattr(f"{limits}.timeout_s", 0.2)
+        with suppress(ConnectionError):
+            assert opened.enter_context(gateway.connect()).recv(1) == b""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 import httpx2
@@ -19,11 +21,12 @@ from embedctl_config.tenants import DEFAULT, RATES, TenantEntry
 from embedctl_gateway.access.key_file import add_key
 from embedctl_gateway.calls.common import Gateway
 from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
+from embedctl_gateway.serving.connections import TimedProtocol
 from tests.support.batches import client_of
 from tests.support.gateway import NO_TLS, Running, error_of, jobs_left, request_bytes, running_gateway
 from tests.support.here import Here
 from tests.support.limits import limited
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
 
 
@@ -35,11 +38,11 @@ def settings(settings: Settings) -> Settings:
 
 def embed_until_refused(*clients: openai.OpenAI) -> tuple[int, openai.RateLimitError]:
     """Ask for one text through one client after the other; returns how often there was a vector, and the refusal."""
-    for count, client in enumerate(cycle(clients)):
+    for number, client in enumerate(cycle(clients)):
         try:
             client.with_options(max_retries=0).embeddings.create(input="one", model="dummy")
         except openai.RateLimitError as refused:
-            return count, refused
+            return number, refused
     raise AssertionError
 
 
@@ -105,6 +108,7 @@ def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
             (b"GET /" + b"x" * 100_000, b"400"),
             (b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n", b"413"),
             (b"no request\r\n\r\n", b"400"),
+            (whole.replace(b"\r\n\r\n", b"\r\ntransfer-encoding: chunked\r\n\r\n"), b"400"),  # two lengths
         ):
             with running.connect() as connection:
                 with suppress(ConnectionError):
@@ -137,6 +141,32 @@ def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatc
         assert first.recv(65536).startswith(b"HTTP/1.1 200")
         with gateway.connect() as second, suppress(ConnectionError):
             assert second.recv(65536) == b""
+
+
+def test_many_new_connections_hold_up_nobody(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_in, rounds = Counter[int](), count()
+    look, made = threading.Event(), TimedProtocol.connection_made
+
+    def connection_made(self: TimedProtocol, transport: asyncio.Transport) -> None:
+        if not taken_in:
+            look.wait(PATIENCE_S)
+            go_round(self.loop)
+        taken_in[at[0]] += 1
+        made(self, transport)
+
+    def go_round(loop: asyncio.AbstractEventLoop) -> None:
+        at[0] = next(rounds)
+        if taken_in.total() < 100:
+            loop.call_soon(go_round, loop)
+
+    at = [next(rounds)]
+    monkeypatch.setattr(TimedProtocol, "connection_made", connection_made)
+    with running_gateway(settings) as gateway, ExitStack() as opened:
+        for _ in range(100):
+            opened.enter_context(gateway.connect())
+        look.set()
+        eventually(lambda: taken_in.total() == 100, what="the connections")
+        assert max(taken_in.values()) <= 17
 
 
 def test_strangers_connections_keep_no_holder_of_a_key_out(

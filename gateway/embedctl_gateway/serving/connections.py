@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
+from asyncio.sslproto import SSLProtocol
 from collections import deque
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 
 from embedctl_config import keys
 from embedctl_gateway.calls.common import KNOWN
@@ -27,6 +30,7 @@ MAX_LINES = 128
 _LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.05
 #: How often the cost of a turn is measured (seconds).
 _MEASURED_S = 0.1
+_LENGTHS = {b"content-length", b"transfer-encoding"}
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
@@ -72,6 +76,9 @@ class Crowd:
             self._strangers -= not one.tenant
             if not same:
                 del self._of[one.whose]
+
+    def __contains__(self, one: TimedProtocol) -> bool:
+        return one in self._of.get(one.whose, ())
 
     def know(self, one: TimedProtocol, tenant: str) -> None:
         """Note whose connection it is: its caller has shown a key, or needed none."""
@@ -134,6 +141,17 @@ class Crowd:
             one.go_on()
 
 
+class _Requests(h11.Connection):
+    """Refuses a request with two lengths: a proxy in front may go by the one, and take what is behind it for another
+    caller's request."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= _LENGTHS:
+            raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding", error_status_hint=400)
+        return event
+
+
 class TimedProtocol(H11Protocol):
     """Closes a connection that begins no request for :data:`TIMEOUT_S`, or takes too little of its answer. uvicorn
     alone waits for both without end. The body of a request has a limit of its own.
@@ -147,6 +165,7 @@ class TimedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn = _Requests(h11.SERVER, self.config.h11_max_incomplete_event_size or 0)
         self.tenant = ""
         self._crowd = crowd
         self._waits_for_turn = False
@@ -157,7 +176,17 @@ class TimedProtocol(H11Protocol):
         self._since = self.loop.time()
         self._unread = self._read = 0
         self._check = self.loop.call_later(self.timeout_s / 4, self._look)
-        self._crowd.add(self)
+        self.take_in(transport)
+
+    def take_in(self, transport: asyncio.Transport) -> None:
+        """Give it a place among the connections, unless it has one."""
+        if self not in self._crowd:
+            self.transport, self.client = transport, get_remote_addr(transport)
+            self._crowd.add(self)
+
+    def give_up(self) -> None:
+        """Give its place to others."""
+        self._crowd.remove(self)
 
     @property
     def whose(self) -> str:
@@ -171,7 +200,7 @@ class TimedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._check.cancel()
-        self._crowd.remove(self)
+        self.give_up()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset, its timer would keep all of this in memory
 
@@ -243,6 +272,24 @@ class TimedProtocol(H11Protocol):
         # uvicorn has a limit of its own for this.
         between_requests = self.timeout_keep_alive_task is not None and self.conn.their_state is h11.IDLE
         return answering or between_requests or self._waits_for_turn
+
+
+class TlsProtocol(SSLProtocol):
+    """TLS around another protocol. The connection has a place among all others before its handshake is over, which may
+    take as long as a request's headers: who never begins one holds nobody's place."""
+
+    def __init__(self, within: TimedProtocol, context: ssl.SSLContext) -> None:
+        options: dict[str, Any] = {"waiter": None, "server_side": True, "ssl_handshake_timeout": within.timeout_s}
+        super().__init__(within.loop, within, context, **options)
+        self._within = within
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._within.take_in(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._within.give_up()
+        super().connection_lost(exc)
 
 
 def _unread(transport: Any) -> int:

@@ -12,7 +12,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from embedctl.operating.dashboard.access import is_loopback
 from embedctl.operating.monitoring.endpoint import listen_at
@@ -25,7 +25,8 @@ try:
     from embedctl_gateway.batches.apart import Apart
     from embedctl_gateway.calls.common import Gateway
     from embedctl_gateway.serving.application import application
-    from embedctl_gateway.serving.connections import Crowd, TimedProtocol
+    from embedctl_gateway.serving.connections import Crowd, TimedProtocol, TlsProtocol
+    from embedctl_gateway.serving.memory import prepare
 except ModuleNotFoundError as error:
     raise MissingExtra("gateway", "`embedctl gateway`") from error
 
@@ -37,6 +38,8 @@ _KEEP_ALIVE_S = 75
 _OPEN_FILES = 4096
 #: A thread that computes gives way to the event loop after as long (seconds): requests go from thread to thread.
 _SWITCH_S = 0.0005
+#: Connections that are accepted before others have their turn, and those that the system keeps until then.
+_ACCEPTED, _WAITING = 16, 2048
 #: Bytes of an answer in the system's memory that are not on their way. So the gateway sees soon that a client reads.
 _UNSENT_BYTES = 128 * 1024
 
@@ -60,6 +63,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
     gc.freeze()  # what is here stays: a look through it for garbage takes 30 ms, and nobody is answered meanwhile
     gateway.runner = Apart(gateway.runner, end)  # before there are threads, and before there is a socket to inherit
+    prepare()
     try:
         _serve(settings, gateway, server, say)
     finally:
@@ -79,15 +83,24 @@ def _serve(settings: Settings, gateway: Gateway, server: Server, say: Callable[[
         server.run([listener])
 
 
+class _Server(Server):
+    """Accepts a few connections at a time: each takes a third of a millisecond."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():  # asyncio has one number for both
+            each.listen(_WAITING)
+
+
 def make_server(settings: Settings, gateway: Gateway) -> Server:
     """The server, not yet running; raises SettingsError if the certificate or its key can't be read."""
     config = Config(
         application(gateway),
-        http=partial(TimedProtocol, crowd=Crowd()),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         loop="asyncio",
         lifespan="on",
         log_config=None,
+        backlog=_ACCEPTED,
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -102,7 +115,14 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or type(error).__name__
         raise SettingsError(f"gateway_tls_cert_file, gateway_tls_key_file: can't be used: {reason}") from error
-    return Server(config)
+    crowd, tls, config.ssl = Crowd(), config.ssl, None
+
+    def protocol(**options: Any) -> TimedProtocol | TlsProtocol:
+        made = TimedProtocol(crowd=crowd, **options)
+        return made if tls is None else TlsProtocol(made, tls)
+
+    config.http_protocol_class = protocol  # type: ignore[assignment]  # uvicorn only calls it
+    return _Server(config)
 
 
 def listening(settings: Settings) -> tuple[socket.socket, str]:
