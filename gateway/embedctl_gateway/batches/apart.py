@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from embedctl_gateway.http.refusals import log_failure
@@ -70,12 +71,21 @@ class Apart:
             self._lost()
 
 
+def give_way() -> None:
+    """Leave CPUs to others that want them: to those of this process group, and, where Linux shares CPUs among sessions
+    first, to all sessions. There, niceness alone says nothing to another session, such as Redis'."""
+    os.setsid()
+    os.nice(_NICENESS)
+    with suppress(OSError):  # there are no such groups
+        Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
+
+
 def _run(runner: Runs, reading: int) -> None:
     """In the child: run batches until the parent has closed the pipe."""
     try:
         for each in (signal.SIGINT, signal.SIGTERM):  # a terminal, or a service manager, tells both
             signal.signal(each, signal.SIG_IGN)
-        os.nice(_NICENESS)
+        give_way()
         runner.start()
         while os.read(reading, 4096):
             runner.wake()
