@@ -17,7 +17,6 @@ from typing import IO
 
 from embedctl.common.notices import Reminder
 from embedctl.corpus.batch import KEPT_OF_REQUEST, BatchCorpus
-from embedctl.corpus.file import CorpusFile
 from embedctl.destinations.answers import EXPIRED, STOPPED, Reason
 from embedctl.jobs import enqueue
 from embedctl.jobs.job import Job
@@ -458,7 +457,7 @@ class _Work:
         if retried_id := self._batch.facts.get("retried_file_id"):
             lines = only(lines, lines_of(self._parts(retried_id)))
         copy.writelines(lines)
-        return BatchCorpus((CorpusFile("-", "jsonl", False),), most, None, unique=True, named=_NAMED, copy=copy)
+        return BatchCorpus.of_copy(copy, most, _NAMED)
 
     def _parts(self, file_id: str) -> Iterator[bytes]:
         file = self._files.get(file_id, self._batch.tenant)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, Self
 
 from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.json_rows import refuse_twice
@@ -93,30 +93,27 @@ class BatchCorpus:
         max_bytes: the longest text.
         limit: the most requests; None for all.
         unique: whether each custom_id must be unique.
-        named: most requests that are named if they are refused; the others are counted.
-        copy: what standard input has said already, to be read from its beginning.
 
     Attributes:
         checked, inputs: how many requests :meth:`check` has read, and how many texts these have.
     """
 
-    def __init__(
-        self,
-        files: tuple[CorpusFile, ...],
-        max_bytes: int,
-        limit: int | None,
-        *,
-        unique: bool,
-        named: int = _NAMED,
-        copy: IO[bytes] | None = None,
-    ) -> None:
+    def __init__(self, files: tuple[CorpusFile, ...], max_bytes: int, limit: int | None, *, unique: bool) -> None:
         self.files = files
         self.checked = self.inputs = 0
-        self._named = named
+        self._named = _NAMED
         self._max_bytes = max_bytes
         self._limit = limit
         self._unique = unique
-        self._piped = copy
+        self._piped: IO[bytes] | None = None
+
+    @classmethod
+    def of_copy(cls, copy: IO[bytes], max_bytes: int, named: int) -> Self:
+        """The requests in an open file, in messages `standard input`; each custom_id must be unique. Of those that are
+        refused, so many are named at most; the others are counted."""
+        corpus = cls((CorpusFile("-", "jsonl", guessed=False),), max_bytes, None, unique=True)
+        corpus._piped, corpus._named = copy, named
+        return corpus
 
     @property
     def rereadable(self) -> bool:

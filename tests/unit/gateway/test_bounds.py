@@ -11,6 +11,7 @@ from embedctl.store.connection import Connection
 from embedctl.store.ledger import Ledger
 from embedctl_config.errors import (
     BrokerFull,
+    BrokerUnavailable,
     EmbedctlError,
     InputError,
     JobLost,
@@ -91,7 +92,8 @@ def test_tokens_are_estimated_up_to_those_that_the_model_takes() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
-        (BrokerFull("at redis://secret"), 503, False),
+        (BrokerUnavailable("at redis://secret"), 503, False),
+        (BrokerFull("Redis is full (1 byte)"), 503, True),
         (WaitTimeout("job secret"), 503, False),
         (NotPermitted("secret"), 500, False),
         (JobLost("secret"), 503, False),
