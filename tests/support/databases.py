@@ -67,6 +67,10 @@ class Database(ABC):
         """Remove the table."""
 
     @abstractmethod
+    def edit_source(self, label: str, source: str) -> None:
+        """Write something in the place of a row's source."""
+
+    @abstractmethod
     def make_foreign(self) -> None:
         """Make a table with the right columns and one record, bound to no contract."""
 
@@ -100,6 +104,10 @@ class Postgres(Database):
 
     def remove(self) -> None:
         self.connection.execute(f"DROP TABLE {self.table}")
+
+    def edit_source(self, label: str, source: str) -> None:
+        query = f"UPDATE {self.table} SET source = %s WHERE id = %s"
+        self.connection.execute(query, (source.encode(), label))
 
     def make_foreign(self) -> None:
         self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -144,6 +152,13 @@ class Qdrant(Database):
     def remove(self) -> None:
         with self.client() as client:
             client.delete_collection(self.collection)
+
+    def edit_source(self, label: str, source: str) -> None:
+        from qdrant_client import models
+
+        same = models.FieldCondition(key="id", match=models.MatchValue(value=label))
+        with self.client() as client:
+            client.set_payload(self.collection, {"embedctl_source": source}, models.Filter(must=[same]))
 
     def make_foreign(self) -> None:
         from qdrant_client import models
@@ -196,6 +211,9 @@ class Lance(Database):
         import lancedb
 
         lancedb.connect(self.folder).drop_table(self.table)
+
+    def edit_source(self, label: str, source: str) -> None:
+        self.opened().update(where=f"id = '{label}'", values={"source": source})
 
     def make_foreign(self) -> None:
         import lancedb

@@ -20,7 +20,7 @@ from embedctl.corpus.reading import Corpus
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.draining import Move
 from embedctl.destinations.files import fetch
-from embedctl.destinations.formats import FORMATS, check_output, format_of, with_room_for
+from embedctl.destinations.formats import FORMATS, check_output, followed, format_of, with_room_for
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.keyed import deliver, release
 from embedctl.destinations.loop import Callbacks, Delivered, Refused
@@ -55,7 +55,7 @@ class _Output(click.Path):
                 return DatabaseUrl(value)
             if value.endswith("/") or "://" in value:
                 return place_of(value)
-        return super().convert(value, param, ctx)
+        return followed(Path(os.fsdecode(super().convert(value, param, ctx))))
 
 
 def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F], F]:

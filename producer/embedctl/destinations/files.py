@@ -11,7 +11,7 @@ from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.answers import Answers, ReadRequests, is_of_batch
-from embedctl.destinations.formats import guess_format, refuse_numbers, refuse_to_clobber, writer_of
+from embedctl.destinations.formats import guess_format, refuse_no_file, refuse_numbers, refuse_to_clobber, writer_of
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, RefusedRecord, Taker, run
@@ -119,6 +119,7 @@ def _kept_from_others(path: Path) -> Iterator[None]:
     if is_stdout(path):
         yield
         return
+    refuse_no_file(path)
     try:
         with locked(path):
             yield

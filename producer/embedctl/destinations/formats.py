@@ -60,8 +60,7 @@ def check_output(
         check_stdout()
         return
     check_folder(path.absolute().parent, path)
-    if path.is_dir():
-        raise UnusableOutput(f"{path} can't be written: it is a folder")
+    refuse_no_file(path)
     if not clobber:
         refuse_to_clobber(path, BATCH_FORMAT if batch and file_format == "jsonl" else file_format)
 
@@ -110,6 +109,17 @@ def refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbe
                 f"{others}{more}"
             )
         raise SettingsError(f"{where} takes float32 alone: name the output {others} for {numbers.kind}")
+
+
+def followed(path: Path) -> Path:
+    """The file that a link leads to, so that it is written, and not replaced by another file; or else the path."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def refuse_no_file(path: Path) -> None:
+    """Refuse what a finished file would replace: a folder, a pipe that somebody reads, or a device."""
+    if path.exists() and not path.is_file():
+        raise UnusableOutput(f"{path} can't be written: it is no file. Name one; or print into a pipe (-o - > PIPE)")
 
 
 def refuse_to_clobber(path: Path, file_format: str) -> None:

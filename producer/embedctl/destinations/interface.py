@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +31,8 @@ Stored = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 ABOUT = "embedctl.about"
 #: An id and the source of its row; None if the row does not tell from what it was made.
 Row = tuple[RecordId, bytes | None]
+#: A source as a text; and what stands before a text of somebody else, which so is no source's 16 bytes.
+_HEXADECIMAL, _NO_SOURCE = re.compile("[0-9a-f]{32}"), bytes(17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,16 @@ class Batch:
     def rows(self) -> list[Row]:
         sources: Sequence[bytes | None] = self.sources or [None] * len(self)
         return list(zip(self.ids, sources, strict=True))
+
+
+def source_to_text(source: bytes) -> str:
+    """A source in hexadecimal, for a destination that keeps texts."""
+    return source.removeprefix(_NO_SOURCE).decode() if source.startswith(_NO_SOURCE) else source.hex()
+
+
+def source_of_text(text: str) -> bytes:
+    """What :func:`source_to_text` makes this text of; it is no source if somebody has edited it."""
+    return bytes.fromhex(text) if _HEXADECIMAL.fullmatch(text) else _NO_SOURCE + text.encode()
 
 
 class Destination(ABC):

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
 
-from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.interface import Batch, Contract, Destination, Row, source_of_text, source_to_text
 from embedctl.destinations.unfinished import check_folder, locked
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config import durable
@@ -200,7 +200,7 @@ class LanceTable(Destination):
             column_of(batch.ids, arrow_type(self.id_type)),
             vectors,
             none if batch.kept is None else pa.array(batch.kept, pa.string()),
-            none if batch.sources is None else pa.array(map(bytes.hex, batch.sources), pa.string()),
+            none if batch.sources is None else pa.array(map(source_to_text, batch.sources), pa.string()),
         ]
         return pa.table(columns, schema=schema.remove_metadata())
 
@@ -255,7 +255,7 @@ def _in_words(schema: pa.Schema) -> str:
 
 def _rows_of(table: Any) -> Iterator[Row]:
     for label, source in zip(table["id"].to_pylist(), table["source"].to_pylist(), strict=True):
-        yield label, None if source is None else bytes.fromhex(source)
+        yield label, None if source is None else source_of_text(source)
 
 
 def _among(ids: Sequence[RecordId]) -> str:

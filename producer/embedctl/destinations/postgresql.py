@@ -75,8 +75,9 @@ class PostgresTable(Destination):
     def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         with self._transaction() as cursor:
             held = [label for label in ids if not self.refuses(label)]
-            query = sql.SQL("SELECT id, source FROM {} WHERE id = ANY(%s::{}[])").format(self._table, self._id_type)
-            return dict(cursor.execute(query, (held,)).fetchall())
+            query = sql.SQL("SELECT id, source FROM {} WHERE id = ANY(%s::{}[])")
+            found = cursor.execute(query.format(_beside_values(self._table), self._id_type), (held,))
+            return dict(found.fetchall())
 
     def ids(self) -> Iterator[Row]:
         # In a connection of its own, so that rows may be deleted meanwhile.
@@ -92,8 +93,8 @@ class PostgresTable(Destination):
         if batch.kept is not None and len(self._columns) < len(COLUMNS):
             raise OutputError(f"{self.name}: kept fields need a column metadata of the type jsonb, or omit --keep")
         with self._transaction() as cursor:
-            self._lock(cursor)
-            if self._is_fresh and self._added(cursor, batch):
+            has_triggers = self._lock(cursor)
+            if self._is_fresh and not has_triggers and self._added(cursor, batch):
                 return
             cursor.execute(
                 sql.SQL(
@@ -102,7 +103,9 @@ class PostgresTable(Destination):
             )
             self._copy(cursor, _BATCH, batch)
             fewer = cursor.execute(self._upsert()).rowcount < len(batch)  # than that were the same already?
-            if fewer and cursor.execute(_LEFT_OUT.format(_BATCH, self._table)).rowcount:
+            if has_triggers:
+                cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # some triggers would wait for the commit
+            if (fewer or has_triggers) and cursor.execute(_LEFT_OUT.format(_BATCH, self._table)).rowcount:
                 raise DestinationRefused(f"{self.name} refuses it: a trigger leaves it out")
 
     def delete(self, rows: Sequence[Row]) -> int:
@@ -112,7 +115,7 @@ class PostgresTable(Destination):
                 sql.SQL(
                     "DELETE FROM {} AS t USING unnest(%s::{}[], %s::bytea[]) AS gone (id, source) "
                     "WHERE t.id = gone.id AND t.source IS NOT DISTINCT FROM gone.source"
-                ).format(self._table, self._id_type),
+                ).format(_beside_values(self._table), self._id_type),
                 ([label for label, _ in rows], [source for _, source in rows]),
             )
             return cursor.rowcount
@@ -160,8 +163,6 @@ class PostgresTable(Destination):
         try:
             with cursor.connection.transaction():
                 self._copy(cursor, self._table, batch)
-                if cursor.rowcount < len(batch):
-                    raise psycopg.DataError("a trigger left some out")
         except psycopg.Error as error:
             if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                 raise
@@ -174,14 +175,20 @@ class PostgresTable(Destination):
             for block in encoded(batch, self._columns):
                 copy.write(block)
 
-    def _lock(self, cursor: psycopg.Cursor[Any]) -> None:
+    def _lock(self, cursor: psycopg.Cursor[Any]) -> bool:
         """Keep other deliveries to this table waiting until the transaction ends: two would lock rows crosswise.
-        OutputError: the table was dropped, or made again, since it was opened."""
+        Returns whether rows that are written may come out as others, or not at all. OutputError: the table was dropped,
+        or made again, since it was opened."""
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_WRITING + self._number,))
-        query = sql.SQL('SELECT FROM {} WHERE "table" = to_regclass(%s) AND "table" = %s::oid AND digest = %s')
+        query = sql.SQL(
+            "SELECT relhastriggers OR relhasrules OR relkind = 'p' FROM {} JOIN pg_class c ON c.oid = \"table\" "
+            'WHERE "table" = to_regclass(%s) AND "table" = %s::oid AND digest = %s'
+        )
         facts = self._quoted, self._number, self._contract.digest
-        if not cursor.execute(query.format(self._contracts), facts).rowcount:
+        found = cursor.execute(query.format(_beside_values(self._contracts)), facts).fetchone()
+        if found is None:
             raise OutputError(f"{self.name}: the table was dropped or replaced meanwhile: run the command again")
+        return bool(found[0])
 
     def _upsert(self) -> sql.Composed:
         others = self._columns[1:]
@@ -216,7 +223,7 @@ class PostgresTable(Destination):
         elif self._contract.dim:
             query = sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)')
             facts = self._number, self._contract.text, self._contract.digest
-            cursor.execute(query.format(self._contracts), facts)
+            cursor.execute(query.format(_beside_values(self._contracts)), facts)
         self._check_columns(cursor)
         return holds_rows
 
@@ -231,13 +238,19 @@ class PostgresTable(Destination):
 
     def _find(self, cursor: psycopg.Cursor[Any]) -> bool:
         row = cursor.execute(
-            "SELECT c.oid, nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
-            "WHERE c.oid = to_regclass(%s)",
+            "SELECT c.oid, nspname, relpersistence = 'p' AND relkind IN ('r', 'p') FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = to_regclass(%s)",
             (self._quoted,),
         ).fetchone()
-        if row is not None:
-            self._number, self._contracts = row[0], sql.Identifier(row[1], _CONTRACTS)
-        return row is not None
+        if row is None:
+            return False
+        self._number, self._contracts = row[0], sql.Identifier(row[1], _CONTRACTS)
+        if not row[2]:
+            raise OutputError(
+                f"{self.name}: PostgreSQL keeps no rows there for good: it is a view, or an unlogged table, which a "
+                "crash empties. Choose a table (ALTER TABLE … SET LOGGED makes it one)"
+            )
+        return True
 
     def _found_contract(self, cursor: psycopg.Cursor[Any]) -> Contract | None:
         # IF NOT EXISTS would ask for the right to make tables even if there is one.
@@ -248,8 +261,8 @@ class PostgresTable(Destination):
                     'CREATE TABLE {} ("table" regclass PRIMARY KEY, contract jsonb NOT NULL, digest bytea NOT NULL)'
                 ).format(self._contracts)
             )
-        query = sql.SQL('SELECT contract::text FROM {} WHERE "table" = %s::oid').format(self._contracts)
-        row = cursor.execute(query, (self._number,)).fetchone()
+        query = sql.SQL('SELECT contract::text FROM {} WHERE "table" = %s::oid')
+        row = cursor.execute(query.format(_beside_values(self._contracts)), (self._number,)).fetchone()
         return None if row is None else Contract.from_json(row[0])
 
     def _check_ids(self, column: str) -> None:
@@ -294,3 +307,8 @@ class PostgresTable(Destination):
                 f"{self.name}: the column id is not unique by its very characters: make it so with ALTER TABLE … ADD "
                 "UNIQUE (id), not deferrable, and with a deterministic collation"
             )
+
+
+def _beside_values(name: sql.Identifier) -> sql.SQL:
+    """A name in a query that takes values, where a % begins one of these."""
+    return sql.SQL(name.as_string().replace("%", "%%"))

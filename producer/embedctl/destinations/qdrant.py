@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
-from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.interface import Batch, Contract, Destination, Row, source_of_text, source_to_text
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import (
     DestinationRefused,
@@ -179,7 +179,7 @@ class QdrantCollection(Destination):
     def _is_still(self, label: RecordId, source: bytes | None) -> models.Filter:
         same: models.Condition = models.IsEmptyCondition(is_empty=models.PayloadField(key=_SOURCE))
         if source is not None:
-            same = models.FieldCondition(key=_SOURCE, match=models.MatchValue(value=source.hex()))
+            same = models.FieldCondition(key=_SOURCE, match=models.MatchValue(value=source_to_text(source)))
         return models.Filter(must=[models.HasIdCondition(has_id=[self._point(label)]), same])
 
     def _row_of(self, point: models.Record) -> Row:
@@ -187,9 +187,11 @@ class QdrantCollection(Destination):
         source, name = payload.get(_SOURCE), payload.get("id", point.id)
         try:
             label = from_json(self.id_type.kind, name)
-        except ValueError:  # another program's
+        except ValueError:
             label = str(name)
-        return label, None if source is None else bytes.fromhex(source)
+        if self._point(label) != point.id:  # another program's
+            label = str(point.id)
+        return label, None if source is None else source_of_text(str(source))
 
     @contextmanager
     def _explained(self) -> Iterator[QdrantClient]:
@@ -238,7 +240,11 @@ def point_id(collection: str, label: str) -> int | str:
 def _payloads(batch: Batch) -> Iterator[dict[str, Any]]:
     kept: Sequence[str] = batch.kept or ["{}"] * len(batch)
     for (label, source), fields in zip(batch.rows, kept, strict=True):
-        yield {**json.loads(fields), "id": to_json(label), **({} if source is None else {_SOURCE: source.hex()})}
+        yield {
+            **json.loads(fields),
+            "id": to_json(label),
+            **({} if source is None else {_SOURCE: source_to_text(source)}),
+        }
 
 
 def _said(content: bytes) -> str:

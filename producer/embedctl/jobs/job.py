@@ -244,7 +244,7 @@ class Job:
         """
         from embedctl.destinations import keyed, rows
         from embedctl.destinations.files import fetch
-        from embedctl.destinations.formats import is_file
+        from embedctl.destinations.formats import followed, is_file
         from embedctl.destinations.loop import Callbacks, ignore
         from embedctl.destinations.numbers import numbers_of
         from embedctl.destinations.place import place_of
@@ -261,7 +261,7 @@ class Job:
             raise SettingsError(f"duplicates={duplicates!r} is for the URL of a database")
         numbers = numbers_of(output_type, ranges)
         if is_file(where):
-            return fetch(self, Path(where), callbacks, numbers=numbers)
+            return fetch(self, followed(Path(where)), callbacks, numbers=numbers)
         from embedctl.destinations.parts import drain
 
         return drain(self._waiter, place_of(where), callbacks, numbers=numbers)

@@ -244,7 +244,7 @@ end
 local function end_if_due()
   local done, failed, records = tonumber(facts.done), tonumber(facts.failed), tonumber(facts.records)
   local most, share = tonumber(facts.max_errors), tonumber(facts.max_errors_share)
-  local is_hopeless = (most and failed > most) or (share and sealed and failed > share * records)
+  local is_hopeless = (most and failed > most) or (share and sealed and failed > share * records + 1e-6)
   if not ended and (is_hopeless or (sealed and done + failed >= records)) then conclude(done, failed, is_hopeless) end
 end
 

@@ -48,7 +48,7 @@ class Limit:
     share: float | None = None
 
     def of(self, rows: int) -> int:
-        return self.number if self.share is None else int(self.share * rows)
+        return self.number if self.share is None else int(self.share * rows + 1e-6)  # 0.29 × 100 is below 29
 
 
 @dataclass(slots=True)

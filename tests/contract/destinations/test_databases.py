@@ -226,6 +226,19 @@ def test_text_holds_ids_of_other_types_and_that_is_said(table: Database, caplog:
         assert destination.sources(destination.held([1, 2])).keys() == {"1"}
 
 
+@pytest.mark.parametrize("source", ["by hand", "AB" * 16, ""])
+def test_a_source_that_was_edited_by_hand_is_that_of_no_text(table: Database, source: str) -> None:
+    """Its row is written again, or deleted, as any other one."""
+    written(table, batch(["a", "b", "c"]))
+    table.edit_source("b", source)
+    there = rows_of(table)
+    assert there["b"] not in (None, dict(batch(["b"]).rows)["b"])
+    assert deleted(table, [("b", there["b"])]) == 1
+    table.edit_source("c", source)
+    written(table, batch(["c"]))
+    assert rows_of(table) == dict(batch(["a", "c"]).rows)
+
+
 def test_awkward_ids_are_deleted_and_no_others(table: Database) -> None:
     rows = batch(AWKWARD)
     written(table, rows)

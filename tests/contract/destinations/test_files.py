@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Callbacks
 from embedctl.destinations.writer import Writer
 from embedctl.queueing.broker import Broker
+from embedctl_config.errors import UnusableOutput
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.failpoints import Killed, dies_at, full_disk
@@ -61,6 +63,22 @@ def test_a_full_disk_changes_no_file(kind: str, job: Job, tmp_path: Path, capfd:
     assert found(tmp_path) == {f"v.{kind}": b"before"}
     assert capfd.readouterr().err == "", "no footer is written once more as the writer is freed"
     fetch(job, tmp_path / f"v.{kind}")
+
+
+def test_a_link_is_followed_and_a_pipe_is_refused(kind: str, job: Job, tmp_path: Path) -> None:
+    """A finished file would take their place: who reads the pipe would wait for ever."""
+    target, link, pipe = (tmp_path / name / f"v.{kind}" for name in ("elsewhere", "link", "pipe"))
+    for each in (target, link, pipe):
+        each.parent.mkdir()
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    job.deliver(link)
+    assert link.is_symlink()
+    assert target.is_file()
+    assert list(link.parent.iterdir()) == [link]
+    with pytest.raises(UnusableOutput, match="it is no file"):
+        job.deliver(pipe)
+    assert list(pipe.parent.iterdir()) == [pipe]
 
 
 def test_leftovers_are_in_no_file(kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path) -> None:

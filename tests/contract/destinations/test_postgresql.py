@@ -27,12 +27,12 @@ from tests.support.databases import CONTRACT, DIM, Postgres, assert_holds, batch
 from tests.support.waiting import eventually
 
 
-def before_each_row(table: Postgres, body: str) -> None:
+def before_each_row(table: Postgres, body: str, *, when: str = "TRIGGER t BEFORE") -> None:
     """Let a trigger do this before each row is inserted."""
-    name = table.table
+    name, timing = table.table, when.partition(";")
     table.connection.execute(
         f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {body} RETURN NEW; END$$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
+        f"CREATE {timing[0]} INSERT ON {name} {timing[2]} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
     )
 
 
@@ -101,10 +101,23 @@ def test_what_a_trigger_with_a_code_of_its_own_and_a_policy_refuse_is_one_record
 
 @pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("is_fresh", [True, False])
-def test_what_a_trigger_leaves_out_without_an_error_is_refused(in_postgres: Postgres, is_fresh: bool) -> None:
+@pytest.mark.parametrize(
+    ("what", "when"),
+    [
+        ("RETURN NULL", "TRIGGER t BEFORE"),
+        ("NEW.id = 'renamed'", "TRIGGER t BEFORE"),
+        ("NEW.source = NULL", "TRIGGER t BEFORE"),
+        ("DELETE FROM {} WHERE id = NEW.id", "TRIGGER t AFTER"),
+        ("DELETE FROM {} WHERE id = NEW.id", "CONSTRAINT TRIGGER t AFTER;DEFERRABLE INITIALLY DEFERRED"),
+    ],
+)
+def test_what_a_trigger_leaves_out_or_changes_without_an_error_is_refused(
+    in_postgres: Postgres, is_fresh: bool, what: str, when: str
+) -> None:
     """Nobody would know that it is not there."""
     written(in_postgres, *([] if is_fresh else [batch(["a", "b"])]))
-    before_each_row(in_postgres, "IF NEW.id = 'withdrawn' THEN RETURN NULL; END IF;")
+    body = f"IF NEW.id = 'withdrawn' THEN {what.format(in_postgres.table)}; END IF;"
+    before_each_row(in_postgres, body, when=when)
     (found,) = refused(in_postgres, batch(["a", "b", "withdrawn", "c"])).items()
     assert found[0] == "withdrawn"
     assert "a trigger leaves it out" in found[1]
@@ -294,6 +307,25 @@ def test_a_table_of_ones_own_is_bound_while_it_is_empty(in_postgres: Postgres) -
     in_postgres.connection.execute(f"ALTER TABLE {in_postgres.table} DROP COLUMN source")
     with pytest.raises(OutputError, match="needs a column source of the type bytea"):
         holds_rows(in_postgres)
+
+
+def test_a_table_of_postgres_that_a_crash_empties_is_refused(in_postgres: Postgres) -> None:
+    in_postgres.make_foreign()
+    in_postgres.connection.execute(f"TRUNCATE {in_postgres.table}; ALTER TABLE {in_postgres.table} SET UNLOGGED")
+    with pytest.raises(OutputError, match="keeps no rows there for good"):
+        holds_rows(in_postgres)
+
+
+def test_a_table_of_postgres_may_have_any_name(in_postgres: Postgres) -> None:
+    in_postgres.connection.execute('CREATE SCHEMA "s%s"')
+    rows, more = batch(["a", "b"]), batch(["b"], seed=1)
+    destination = destination_of(in_postgres.url.replace(in_postgres.table, "s%25s.a%25b"), Settings())
+    destination.open(CONTRACT)
+    for each in (rows, more):
+        destination.write(each)
+    assert dict(destination.ids()) == destination.sources(["a", "b"]) == dict([rows.rows[0], *more.rows])
+    assert destination.delete(more.rows) == 1
+    destination.close()
 
 
 @pytest.mark.parametrize(

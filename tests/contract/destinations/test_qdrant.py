@@ -8,7 +8,7 @@ import pytest
 
 from embedctl.destinations import writing
 from embedctl_config.errors import DestinationRefused, OtherContract, OutputError
-from tests.support.database_rows import OTHER, holds_rows, written
+from tests.support.database_rows import OTHER, deleted, holds_rows, rows_of, written
 from tests.support.databases import Database, Qdrant, assert_holds, batch
 
 
@@ -28,6 +28,23 @@ def test_points_stay_the_same_behind_another_alias(table: Database) -> None:
         destination.write(rows)
         assert destination.delete(rows.rows[:1]) == 1
     assert_holds(table, rows.part(slice(1, None)))
+
+
+@pytest.mark.parametrize("table", ["qdrant-http", "qdrant"], indirect=True)
+def test_a_point_that_another_program_made_of_a_record_is_found_and_deleted(table: Database) -> None:
+    from qdrant_client import models
+
+    assert isinstance(table, Qdrant)
+    rows = batch(["a", "b"])
+    written(table, rows)
+    payload = {"id": "a", "embedctl_source": (rows.sources or [b""])[0].hex()}
+    with table.client() as client:
+        client.upsert(table.collection, [models.PointStruct(id=7, vector=rows.vectors[0].tolist(), payload=payload)])
+    found = rows_of(table)
+    assert found.pop("7") == found["a"]
+    assert found == dict(rows.rows)
+    assert deleted(table, [("7", found["a"])]) == 1
+    assert_holds(table, rows)
 
 
 @pytest.mark.parametrize("table", ["qdrant-http"], indirect=True)
