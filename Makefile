@@ -9,13 +9,16 @@ PIP := $(PY) -m pip
 
 # Pass options to pytest: make test ARGS="-k chunking"
 ARGS ?=
-# Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
+# Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other. Heavy ones run
+# one after the other, beside two of the others. The slow ones wait even more, and run in four passes beside one another.
 SIDE ?= -n 3 --dist worksteal
-# The slow ones wait even more, and run in four passes beside one another.
 side = $(if $(SIDE),-n $(1) --dist worksteal)
-# Modules that may have slow tests, and those among them that import torch. Each process imports all that it collects.
+# Each process imports all that it collects, so modules that import torch or lancedb have one of their own.
+HEAVY = tests/contract/backends tests/contract/destinations \
+	$(shell grep -rlE 'tiny_models|neuron_site|sentence_transformers' tests/unit tests/e2e --include='test_*.py')
+# Modules that may have slow tests, and those among them that are heavy.
 SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles --exclude-dir=containers)
-MODELS = $(filter tests/contract/backends/%,$(SLOW)) $(shell grep -lE 'tiny_models|neuron_site|sentence_transformers' $(SLOW))
+MODELS = $(filter $(HEAVY) $(HEAVY:%=%/%),$(SLOW))
 # make test CPU=avx2 and CPU=sse4: our code, and the libraries that can be told, take this CPU for an older one.
 CPU :=
 ifeq ($(CPU),avx2)
@@ -50,7 +53,18 @@ demo: $(VENV)/.demo ## embed 6,000 passages into a vector database on this machi
 
 .PHONY: test
 test: $(VENV)/.dev ## the quick tests
-	$(PY) -m pytest $(SIDE) -m "not slow and not browser" $(ARGS)
+ifneq (,$(filter tests/%,$(ARGS)))
+	$(PY) -m pytest $(SIDE) $(QUICK)
+else
+	@mkdir -p build; $(PY) -m pytest $(QUICK) $(HEAVY) >build/heavy.log 2>&1 & heavy=$$!; \
+	$(PY) -m pytest $(call side,2) $(QUICK) $(HEAVY:%=--ignore=%); light=$$?; \
+	wait $$heavy; heavy=$$?; cat build/heavy.log; \
+	for status in $$light $$heavy; do [ $$status = 0 ] || [ $$status = $(NONE_SELECTED) ] || exit $$status; done
+endif
+
+QUICK = -m "not slow and not browser" $(ARGS)
+# pytest's status where ARGS="-k …" selects tests of one of the two alone.
+NONE_SELECTED := 5
 
 # Two processes that do nothing but compute, beside the tests: what waits for time instead of for an event fails here.
 .PHONY: test-loaded
@@ -68,7 +82,7 @@ test-marked: $(VENV)/.dev
 
 .PHONY: test-models
 test-models: $(VENV)/.dev
-	@$(PY) -m pytest $(call side,3) -m "slow or browser" $(sort $(MODELS)) $(ARGS)
+	@$(PY) -m pytest $(call side,3) -m "slow or browser" $(MODELS) $(ARGS)
 
 .PHONY: test-as-users
 test-as-users: $(VENV)/.dev

@@ -1,7 +1,8 @@
 """What tests cost: CPU seconds by test file, and by whose seconds they are.
 
-`make test ARGS="--costs=costs.md"` writes the table. A test's seconds are those of this process and of all processes
-below it, from one test's end to the next one's: so fixtures of a module count for the test that needs them first.
+`make test ARGS="--costs=costs.md"` adds a table for each of its runs. A test's seconds are those of this process and of
+all processes below it, from one test's end to the next one's: so fixtures of a module count for the test that needs
+them first.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     place = terminalreporter.config.getoption(OPTION)
-    if not place:
+    if not place or hasattr(terminalreporter.config, "workerinput"):
         return
     tests_of: dict[str, list[str]] = defaultdict(list)
     for test in _COSTS.of_tests:
@@ -101,4 +102,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name in sorted(rows, key=lambda name: ("::" in name, -sum(rows[name]))):  # all, then each file, then each test
         seconds = " | ".join(f"{each:.1f}" for each in (sum(rows[name]), *rows[name]))
         table.append(f"| {name} | {len(tests_of[name])} | {seconds} |")
-    Path(place).write_text("\n".join(table) + "\n")
+    with Path(place).open("a") as file:  # the quick tests are two runs
+        file.write("\n".join(table) + "\n\n")

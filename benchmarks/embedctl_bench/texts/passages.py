@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import sysconfig
 import warnings
@@ -44,10 +45,15 @@ def passages() -> Iterator[tuple[str, str]]:
 def _sources() -> Iterator[tuple[Path, str]]:
     """The files to read, and the names of their modules."""
     for root, base in [(STANDARD_LIBRARY, STANDARD_LIBRARY), *((PACKAGES / name, PACKAGES) for name in DOCUMENTED)]:
-        for path in sorted(root.rglob("*.py")):
-            inside = path.relative_to(base)
-            if SKIPPED.isdisjoint(inside.parts):
-                yield path, module_name(inside)
+        for path in sorted(_below(root)):
+            yield path, module_name(path.relative_to(base))
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """The source files in a folder, without a look into those that are skipped: they hold most of a library."""
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in SKIPPED]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def module_name(path: Path) -> str:
