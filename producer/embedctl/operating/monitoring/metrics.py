@@ -54,29 +54,33 @@ class BacklogMetrics(Collector):
             ((key, _since(total.progressed_ms, now_ms)) for key, total in queues),
         )
         yield from _waiting("tenant_", ("tenant",), tenants, now_ms)
-        yield _table(
-            "tenant_limit",
-            "What a tenant may have at most; only limits that are set",
-            ("tenant", "limit"),
-            (((quota.tenant, name), most) for quota in sweep.quotas for name, most in quota.limits.items()),
-        )
-        yield _table(
-            "tenant_limit_used",
-            "What a tenant has of it; not of what is limited by the second",
-            ("tenant", "limit"),
-            (
-                ((quota.tenant, name), quota.used[name])
-                for quota in sweep.quotas
-                for name in quota.limits
-                if name in quota.used
-            ),
-        )
+        yield from _limits(sweep)
         yield _table(
             "workers_alive",
             "Live workers that serve the model, under each of its names",
             ("hardware_class", "model"),
             sweep.alive.items(),
         )
+
+
+def _limits(sweep: Sweep) -> Iterator[Metric]:
+    yield _table(
+        "tenant_limit",
+        "What a tenant may have at most; only limits that are set",
+        ("tenant", "limit"),
+        (((quota.tenant, name), most) for quota in sweep.quotas for name, most in quota.limits.items()),
+    )
+    yield _table(
+        "tenant_limit_used",
+        "What a tenant has of it; not of what is limited by the second",
+        ("tenant", "limit"),
+        (
+            ((quota.tenant, name), quota.used[name])
+            for quota in sweep.quotas
+            for name in quota.limits
+            if name in quota.used
+        ),
+    )
 
 
 def page_of(registry: CollectorRegistry, accept: str) -> tuple[str, bytes]:
