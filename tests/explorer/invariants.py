@@ -117,7 +117,8 @@ def _had(snapshot: Snapshot) -> dict[tuple[bytes, bytes], float]:
 
 
 def _limits(view: View) -> Iterator[Violation]:
-    """What is noted of the job in its tenant's quota is what waits of it, and the sums are those of this one job."""
+    """What is noted of the job in its tenant's quota is what waits of it, and the sums are those of this one job. A job
+    that lacks text, and of which nothing waits, need not be noted: it is when it adds."""
     noted = fields(view.snapshot.get(keys.quota("default").encode()))
     if not noted:
         return
@@ -127,6 +128,8 @@ def _limits(view: View) -> Iterator[Violation]:
         waiting = (1, max(0, sum(left)), max(0, view.number("waiting_bytes")))
     own = noted.get(f"job:{view.job_id}".encode())
     told = None if own is None else (1, *map(int, own.split()))
+    if told is None and waiting == (1, 0, 0) and view.state == "submitting":
+        waiting = None
     sums = tuple(int(noted.get(name, 0)) for name in (b"jobs", b"records", b"bytes"))
     if (told, sums) != (waiting, waiting or (0, 0, 0)):
         yield Violation("what waits is noted", f"{told}, {sums}; {waiting} waits, and the job is {view.state}")

@@ -8,15 +8,11 @@ if facts.stopped_by then return {'stopped'} end
 if not is_made_with(ARGV[8]) or (not sealed and not take(KEYS[2], ARGV[6], ARGV[7])) then return {'held'} end
 local added = tonumber(facts.added)
 
--- The answer if the tenant's limits leave no room for this text. A job that has begun leaves a tenth to new jobs. What is
--- larger than a limit is added when nothing else waits.
+-- The answer if the tenant's limits leave no room for this text.
 local limits = quota and quota_of(quota, ARGV[1])
 local function no_room()
   if not quota then return nil end
-  local more = {max_waiting_records = rows, max_waiting_bytes = size_in(input)}
-  local full = (tonumber(limits[6]) or 0) > 0 and without_room(limits, function(name, most, used)
-    return not more[name] or used + more[name] <= (added == 0 and most or most * 0.9)
-  end) or within_rate(quota, limits, 'max_texts_s', rows)
+  local full = without_room_for(limits, rows, size_in(input), added > 0) or within_rate(quota, limits, 'max_texts_s', rows)
   if full then full[5] = facts.tenant or TENANT end
   return full
 end

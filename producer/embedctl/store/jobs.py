@@ -408,8 +408,9 @@ class JobStore(JobReader):
     def retry(self, job_id: str, chunk: int, new_chunk: int, token: str) -> int:
         """Put a chunk's failed records into a new chunk; returns their number. The job is open until sealed again.
 
-        Raises JobUnfinished if the job has not ended, JobError if another process is retrying it, and as
-        :meth:`why_stopped` says if it was ended before its last record.
+        Raises JobUnfinished if the job has not ended, JobError if another process is retrying it, QuotaExceeded if its
+        tenant's limits leave no room for a job more, and as :meth:`why_stopped` says if it was ended before its last
+        record.
         """
         of_chunk = [keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk)]
         script_keys = [keys.producer(job_id), *of_chunk, keys.chunk_input(job_id, new_chunk)]
@@ -421,6 +422,8 @@ class JobStore(JobReader):
             raise self.why_stopped(job_id)
         if answer in ("held", "gap"):
             raise JobError(f"job {job_id} is being retried by another process")
+        if answer == "full":
+            raise exceeded(rest[3].decode(), rest)
         return int(rest[0]) if answer == "ok" else 0
 
     def stop(self, job_id: str) -> None:

@@ -285,8 +285,10 @@ local function account(known)
   if not quota then return end
   known = known or quota_of(quota, ARGV[1])
   if ended or state == 'cancelled' then return note(quota, ARGV[1], known) end
-  note(quota, ARGV[1], known, waiting_of(unpack(redis.call('HMGET', job, 'records', 'done', 'failed', 'waiting_bytes',
-    'resumed_records'))))
+  local records, bytes = waiting_of(unpack(redis.call('HMGET', job, 'records', 'done', 'failed', 'waiting_bytes',
+    'resumed_records')))
+  -- A job that was not counted has its place when it adds.
+  if known[8] or records > 0 then note(quota, ARGV[1], known, records, bytes) end
 end
 
 -- Whether the job was made with this token, if there is one.

@@ -44,6 +44,17 @@ local function without_room(known, has_room)
   end
 end
 
+-- The first limit that leaves no room for more text of a job; nil if there is room. A job that is not counted, because its
+-- producer was gone, needs its place among the jobs again. One that has begun leaves a tenth to new jobs. What is larger
+-- than a limit is added when nothing else waits.
+local function without_room_for(known, rows, bytes, has_begun)
+  local waits = (tonumber(known[6]) or 0) > 0
+  local more = {max_jobs = not known[8] and 1, max_waiting_records = waits and rows, max_waiting_bytes = waits and bytes}
+  return without_room(known, function(name, most, used)
+    return not more[name] or used + more[name] <= (has_begun and name ~= 'max_jobs' and most * 0.9 or most)
+  end)
+end
+
 -- Take so much of what a tenant may begin in a second, from what is left of it: at most as much as comes in one second.
 -- More than that is taken at once if nothing of it is missing, and is owed then. So a clock that is set forward gives no
 -- more than one second's, and one that is set back stops nobody.

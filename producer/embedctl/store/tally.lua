@@ -10,10 +10,16 @@ local over = {completed = true, completed_with_errors = true, failed = true, can
 local function correct(id)
   local job, known = JOB .. id, quota_of(quota, id)
   local facts = redis.call('HMGET', job, 'state', 'tenant', 'limited', 'records', 'done', 'failed', 'waiting_bytes',
-    'resumed_records')
+    'resumed_records', 'original_chunks')
   if not facts[1] or over[facts[1]] or (facts[2] or TENANT) ~= tenant then return note(quota, id, known) end
   if not facts[3] then redis.call('HSET', job, 'limited', 1) end
-  note(quota, id, known, waiting_of(facts[4], facts[5], facts[6], facts[7], facts[8]))
+  local records, bytes = waiting_of(facts[4], facts[5], facts[6], facts[7], facts[8])
+  -- Its producer is gone, and nothing of it waits: it has a place again when it adds.
+  local has_begun = (tonumber(facts[4]) or 0) > 0 and not facts[9]
+  if records == 0 and has_begun and redis.call('EXISTS', job .. ':producer') == 0 then
+    return note(quota, id, known)
+  end
+  note(quota, id, known, records, bytes)
 end
 
 for at = 3, #ARGV do correct(ARGV[at]) end

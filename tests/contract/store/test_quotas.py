@@ -110,6 +110,44 @@ def test_what_lapsed_or_was_lost_does_not_count_for_long(broker: Broker, raw: Re
     assert noted(broker) == (2, 0, 0)
 
 
+def test_a_job_whose_producer_is_gone_counts_while_it_waits_and_needs_a_place_to_go_on(
+    broker: Broker, raw: Redis
+) -> None:
+    limit(broker, max_jobs=1)
+    job_id = new_job(broker, 1, seal=False, tenant=TENANT)
+    raw.delete(keys.producer(job_id))
+    with pytest.raises(QuotaExceeded):
+        create(broker)  # its text waits
+    assert broker.jobs.hold(job_id, "p")
+    work(broker, job_id, 0)
+    with pytest.raises(QuotaExceeded):
+        create(broker)  # its producer lives
+    raw.delete(keys.producer(job_id))
+    other = new_job(broker, 1, tenant=TENANT)
+    assert broker.jobs.hold(job_id, "p")  # it only stood still
+    with pytest.raises(QuotaExceeded, match="has 1 of at most 1 jobs that have not ended"):
+        add(broker, job_id, 1)
+    assert noted(broker) == (1, 2, size(0))
+    work(broker, other, 0)
+    assert add(broker, job_id, 1)[0] is Added.OK
+    assert noted(broker) == (1, 2, size(1))
+
+
+def test_an_ended_job_that_goes_on_needs_a_place(broker: Broker) -> None:
+    limit(broker, max_jobs=1)
+    stopped = new_job(broker, 1, tenant=TENANT)
+    broker.jobs.stop(stopped)
+    failed = new_job(broker, 1, tenant=TENANT)
+    work(broker, failed, 0, failed=1)
+    create(broker)
+    assert broker.jobs.resume(stopped, "p")
+    with pytest.raises(QuotaExceeded):
+        add(broker, stopped, 0)
+    with pytest.raises(QuotaExceeded):
+        broker.jobs.retry(failed, 0, 1, "p")
+    assert noted(broker) == (1, 0, 0)
+
+
 def sweep(broker: Broker) -> None:
     broker.quotas.round(broker.upkeep.agenda.sweep(broker.connection.now_ms()))
 
