@@ -153,10 +153,13 @@ class _Campaign:
             ),
             ("records blamed by chance, then retried", counts(monitor.blamed)),
             ("processes of `embedctl up` killed at their moment", chaos.guarded_kills),
+            ("times that a tenant of jobs that kill was distrusted", chaos.distrusts),
             ("sick workers that left by themselves, by status", counts(Counter(chaos.sick_ends))),
             ("producer processes", sum(order.runs for order in orders)),
             ("faults, ended worker processes", f"{outcome.faults.total()}, {outcome.deaths.total()}"),
         ]
+        broken = sum(death.status == 1 and not death.ours for death in self._stack.deaths())
+        outcome.left += [f"{broken} workers ended with status 1, of their own"] if broken else []
         silences = unexplained(self._pulse.silences, storm.events, self._stack.redis_restarts)
         outcome.misjudged = [
             f"worker {each.worker} was alive and silent for {keys.HEARTBEAT_TTL_S + each.seconds:.0f} s"
@@ -175,7 +178,7 @@ class _Campaign:
             outcome.left.append(str(error))
         outcome.left += [f"worker {worker.number} takes no chunks any more" for worker in self._idle_workers()]
         statuses = stack.stop_workers()
-        outcome.left += [f"worker {n} ended with status {status}" for n, status in enumerate(statuses) if status]
+        outcome.left += [f"process {n} ended with status {status}" for n, status in enumerate(statuses) if status]
         if self._options.waits_for_expiry:
             self._wait_for_expiry(outcome)
             if left := bytes_left(stack):

@@ -40,6 +40,8 @@ class Chaos:
     delivered: set[str] = field(default_factory=set)
     #: Processes of `embedctl up` that were killed at their moment.
     guarded_kills: int = 0
+    #: How often the tenant of jobs that kill was seen to be distrusted.
+    distrusts: int = 0
     #: Removes what nobody needs from the place outside of Redis, once it was asked to.
     sweeper: Sweeper | None = None
 

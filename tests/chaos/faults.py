@@ -13,7 +13,7 @@ from tests.chaos.chunk_files import leave_place, sweep_place
 from tests.chaos.damage import damage_job
 from tests.chaos.deliveries import kill_delivery
 from tests.chaos.failover import freeze_master, kill_master, kill_master_whose_replica_is_behind
-from tests.chaos.fault import Chaos, Fault, Struck, a_worker
+from tests.chaos.fault import Chaos, Fault, Struck, a_worker, killed_later
 from tests.chaos.faults_of_jobs import cancel_full_job, cancel_job, kill_drainer, kill_retry, submit_special
 from tests.chaos.foreign import start_foreigner
 from tests.chaos.guarded import (
@@ -21,6 +21,7 @@ from tests.chaos.guarded import (
     kill_quarantine_with_chunks,
     kill_supervisor_with_suspects,
     kill_worker_with_chunks,
+    submit_killers,
 )
 from tests.chaos.rewinding import rewind_redis
 from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
@@ -100,6 +101,29 @@ def kill_worker_at_a_bell(chaos: Chaos) -> Struck | None:
     # Not an event: the kill is to fall anywhere between the bell and the claim.
     time.sleep(chaos.rng.uniform(0.0, 0.005))
     return Struck(f"worker {worker.number}") if worker.signal(signal.SIGKILL) else None
+
+
+def lose_turns(chaos: Chaos) -> Struck | None:
+    """Lose one kind of the lists that say whose turn it is. They follow from the jobs."""
+    kind = chaos.rng.choice(("lanes", "kinds", "flows", "served", "levels", "left", "wait"))
+    names = list(chaos.stack.raw.scan_iter(match=keys.turns(f"{kind}:*"), count=1000))
+    return Struck(f"{len(names)} of {kind}") if names and chaos.stack.raw.unlink(*names) else None
+
+
+def kill_repair(chaos: Chaos) -> Struck:
+    """Make the lists again from the jobs' records, and kill that."""
+    repair = chaos.stack.spawn(["embedctl", "repair"], log_file=chaos.stack.folder / "repair.log")
+    return killed_later(repair, "", chaos.rng.uniform(1.0, 8.0))
+
+
+def kill_gateway(chaos: Chaos) -> Struck | None:
+    """Kill the gateway that some producers submit through."""
+    gateway = chaos.stack.gateway
+    if gateway is None or gateway.poll() is not None:
+        return None
+    gateway.kill()
+    gateway.wait()
+    return Struck("", chaos.short(), chaos.stack.start_gateway)
 
 
 def kill_all_connections(chaos: Chaos) -> Struck | None:
@@ -221,6 +245,10 @@ FAULTS = (
     Fault("bells: deleted", 4, delete_bells),
     Fault("bells: doubled", 3, double_bell),
     Fault("bells: forged", 3, forge_bells),
+    Fault("turns: lists lost", 4, lose_turns),
+    Fault("repair: SIGKILL", 2, kill_repair),
+    Fault("gateway: SIGKILL, then started again", 4, kill_gateway),
+    Fault("up: jobs of one tenant that kill", 2, submit_killers),
     Fault("another application of Celery, then SIGKILL", 2, start_foreigner),
     Fault("job: damaged", 4, damage_job),
     Fault("connections: all killed by Redis", 3, kill_all_connections),

@@ -11,6 +11,8 @@ from functools import partial
 
 from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
+from tests.chaos.jobs import KILLERS
+from tests.chaos.options import DUMMY
 from tests.chaos.stack import GUARDED, OUTAGE, Worker
 from tests.support.processes import children, command_line
 
@@ -18,6 +20,8 @@ from tests.support.processes import children, command_line
 _MOMENT_S = 60.0
 _LOOK_S = 0.02
 _MOST_UNDER_WAY = 2
+#: So many jobs of one tenant, each with a text that kills: three deaths in a minute make it distrusted.
+_KILLERS = 5
 
 #: Finds the process that is to be killed now, among a supervisor and its children; None if the moment has not come.
 Find = Callable[[Chaos, Worker], int | None]
@@ -75,6 +79,25 @@ def _with_suspects(chaos: Chaos, up: Worker) -> int | None:
     jobs = [name.decode() for name in raw.zrange(keys.ACTIVE, 0, -1)]
     waiting = (raw.hget(keys.job(job), "hardware") for job in jobs if raw.exists(keys.suspects(job)))
     return up.pid if GUARDED.encode() in waiting else None
+
+
+def submit_killers(chaos: Chaos) -> Struck | None:
+    """Submit several jobs of one tenant, each of one chunk that kills, beside a job of another tenant."""
+    under_way = any(each.plan.kind == "killer" and not each.settled for each in chaos.producers.orders)
+    if under_way or all(worker.hardware != GUARDED for worker in chaos.stack.workers):
+        return None
+    orders = [chaos.producers.special(kind) for kind in ("beside", *["killer"] * _KILLERS)]
+    told, until = keys.faults(f"{keys.queue(GUARDED, DUMMY)}:{KILLERS}"), time.monotonic() + _MOMENT_S
+
+    def until_it_is_distrusted() -> float | None:
+        try:
+            found = int(chaos.stack.raw.hget(told, "distrusted_ms") or 0) > chaos.stack.broker.connection.now_ms()
+        except OUTAGE:
+            found = False
+        chaos.distrusts += found
+        return None if found or time.monotonic() > until or all(each.settled for each in orders if each) else 0.25
+
+    return Struck(f"{_KILLERS} jobs of tenant {KILLERS}", 0.25, until_it_is_distrusted)
 
 
 kill_worker_with_chunks = partial(_kill, find=partial(_with_chunks, quarantine=False))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.chaos.options import DUMMY, Options
-from tests.chaos.stack import DIM, FAR, GUARDED, NEAR, PROXY
+from tests.chaos.stack import DIM, FAR, GATEWAY, GUARDED, NEAR, PROXY
 
 #: A record of a corpus: its text, and its id if it has one.
 Item = dict[str, Any]
@@ -33,6 +33,8 @@ CRASHERS = {
 }
 POISON = {**SOFT_POISON, **CRASHERS}
 
+#: The tenant of jobs that kill one after the other.
+KILLERS = "killers"
 #: The fields that some jobs keep. The last one is in no record.
 KEPT = ("title", "of", "nowhere")
 
@@ -206,6 +208,8 @@ class DummyWorkload:
             poison = {rng.randrange(records): rng.choice(list(CRASHERS)) for _ in range(rng.randint(1, 2))}
             if rng.random() < 0.5:
                 poison.setdefault(rng.randrange(records), rng.choice(list(SOFT_POISON)))
+        links = {NEAR: 5, PROXY: 3, GATEWAY: 2 if self._options.gateway and kind != "huge" else 0}
+        [link] = rng.choices(list(links), list(links.values()))
         sizes = [size for size in (1, 3, 7, 16, 50, 128) if records <= size * _MOST_CHUNKS]
         return Plan(
             index=index,
@@ -223,11 +227,11 @@ class DummyWorkload:
             prompt=rng.choice((None, None, None, "query: ")),
             poison=poison,
             by=rng.choice(("library", "library", "command")) if records else "library",  # no command takes no records
-            link=PROXY if rng.random() < 0.3 else NEAR,
+            link=link,
             seconds_per_record=rng.choice((0.0, 0.0, 1.0, 4.0)) / max(records, 1),
             keep=rng.choice(((), KEPT)),
             count_tokens=rng.random() < 0.5,
-            tenant=rng.choice(("default", "default", "a", "b")),
+            tenant="default" if link == GATEWAY else rng.choice(("default", "default", "a", "b")),
             lane=rng.choice(("normal", "normal", "interactive", "background")),
         )
 
@@ -327,6 +331,23 @@ def _guarded(rng: random.Random) -> dict[str, Any]:
     return {"hardware": GUARDED, "records": records, "chunk_size": rng.choice((3, 7, 16)), "poison": poison}
 
 
+def _killer(rng: random.Random) -> dict[str, Any]:
+    """One of several jobs of a tenant, each with one chunk and a text that kills."""
+    word = rng.choice(("crash-tokenizer", "crash-encoder", "kill-encoder"))
+    return {
+        "hardware": GUARDED,
+        "records": 4,
+        "poison": {rng.randrange(4): word},
+        "tenant": KILLERS,
+        "blemishes": False,
+    }
+
+
+def _beside(rng: random.Random) -> dict[str, Any]:
+    """A job of another tenant that waits for the same workers."""
+    return {"hardware": GUARDED, "records": 900, "chunk_size": 3, "blemishes": False}
+
+
 _SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "cancelled": _cancelled,
     "cancelled-full": _cancelled_full,
@@ -336,6 +357,8 @@ _SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "retried": _retried,
     "slowly": _slowly_submitted,
     "guarded": _guarded,
+    "killer": _killer,
+    "beside": _beside,
 }
 
 

@@ -69,6 +69,11 @@ class Options:
         return self.model == DUMMY and self.crashers and self.workers > 2
 
     @property
+    def gateway(self) -> bool:
+        """Whether some producers submit through a gateway."""
+        return self.model == DUMMY and self.workers > 2
+
+    @property
     def pause(self) -> float:
         """Seconds between two faults, on average. A real model takes longer to start again."""
         return self.pause_s or (3.0 if self.model == DUMMY else 6.0)

@@ -69,8 +69,9 @@ options = {{dim = {DIM}, seconds_to_load = 1.0, poison = true}}
 #: A replacement in the configuration that leaves a worker no memory for any batch, whatever the text.
 _SICK = ("poison = true", "poison = true, memory_tokens = 1")
 
-#: Links to Redis: direct, through the proxy that faults break, and with high latency.
-NEAR, PROXY, FAR = "near", "proxy", "far"
+#: Links to Redis: direct, through the proxy that faults break, with high latency, and through a gateway, which knows no
+#: other tenant than the usual one.
+NEAR, PROXY, FAR, GATEWAY = "near", "proxy", "far", "gateway"
 _FAR_S = 0.02
 
 
@@ -171,6 +172,9 @@ class Stack:
         self._links = {PROXY: self.proxy, FAR: Proxy(port, delay_s=_FAR_S)}
         self.processes: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []
+        #: The gateway, and where it listens.
+        self.gateway: subprocess.Popen[bytes] | None = None
+        (self._gateway_port,) = free_ports(1)
         self.redis_up = False
         self.redis_full = False
         self.redis_restarts: list[float] = []
@@ -217,7 +221,13 @@ class Stack:
         for worker in self.workers:
             self._start_worker(worker)
         self._keeper.start()
+        if self.options.gateway:
+            self.start_gateway()
         self.wait_until_ready()
+
+    def start_gateway(self) -> None:
+        command = ["embedctl", "gateway", "--address", str(self._gateway_port)]
+        self.gateway = self.spawn(command, log_file=self.folder / "gateway.log")
 
     @property
     def sick_config(self) -> Path:
@@ -268,10 +278,12 @@ class Stack:
             variables: environment variables that extend or override the run's.
         """
         url = self._links[link].url if link in self._links else self.direct_url
+        of_link = {"EMBEDCTL_URL": f"http://127.0.0.1:{self._gateway_port}", "EMBEDCTL_CHUNK_FILES": ""}
+        environment = {**self.environment(""), **of_link} if link == GATEWAY else self.environment(url)
         with log_file.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],
-                env={**self.environment(url), **(variables or {})},
+                env={**environment, **(variables or {})},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
@@ -334,13 +346,17 @@ class Stack:
         eventually(ready, what="the workers' start", show=lambda: f"their logs are in {self.folder}")
 
     def stop_workers(self) -> list[int]:
-        """Stop every worker as an operator does. Return their exit statuses."""
+        """Stop every worker as an operator does, and the gateway. Return their exit statuses, the gateway's last."""
         self._stopping.set()
         self._keeper.join()
         for worker in self.workers:
             worker.signal(signal.SIGCONT)
             worker.signal(signal.SIGTERM)
-        return [end_of(worker.process) for worker in self.workers if worker.process is not None]
+        processes = [worker.process for worker in self.workers]
+        if self.gateway is not None:
+            self.gateway.terminate()
+            processes.append(self.gateway)
+        return [end_of(process) for process in processes if process is not None]
 
     def close(self) -> None:
         """Kill everything that still runs."""
