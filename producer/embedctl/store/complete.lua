@@ -66,6 +66,7 @@ if not pinned or facts.chunks_done == 1 then
   redis.call('HSET', job, 'dim', ARGV[9], 'model_fingerprint', ARGV[3])
 end
 redis.call('HSET', job, 'progressed_ms', now_text, unpack(written))
+local listed = not instance and place_of(facts)
 facts.model_fingerprint = ARGV[3]
 if ARGV[10] == '' then redis.call('UNLINK', KEYS[2]) else redis.call('SET', KEYS[2], ARGV[10], 'PX', keep_ms) end
 local deaths = facts.distrusted_ms and redis.call('HGET', attempts, chunk .. ':deaths')
@@ -74,6 +75,13 @@ if outside then redis.call('HDEL', attempts, chunk .. ':gone') end  -- this work
 redis.call('SETBIT', counted, chunk, 1)
 if facts.chunks_done == 1 then redis.call('PEXPIRE', counted, keep_ms) end
 event('chunk', chunk)
+-- By the record, nobody had this chunk, and the job is listed for it, perhaps for workers with any files. If Redis has lost
+-- what leads to that list, nobody comes by to see that it is over.
+if listed then
+  leave(listed, ARGV[1])
+  leave(apart(listed), ARGV[1])
+  list_all(place_of(read()))
+end
 local function charge_now()
   local place = place_of(facts)
   local kinds = {[place.kind] = true, [kind_of(facts.precision, '*')] = true}
@@ -83,16 +91,6 @@ end
 if is_owed_now then charge_now() end
 end_if_due()
 if facts.distrusted_ms then trust(queue, instance, deaths) end
--- The job was listed for a chunk that nobody had. If Redis has lost what leads to that list, no worker comes by to see that
--- nothing is ready there any more.
-if not instance or (ended and has_more) then
-  facts.model_fingerprint = pinned
-  local place = place_of(facts)
-  if not place.is_ready and not has_suspects() then
-    leave(place, ARGV[1])
-    leave(apart(place), ARGV[1])
-  end
-end
 renew()
 account()
 if has_more and not ended and redis.pcall('LLEN', queue) == 0 then ring(queue, 1) end

@@ -223,6 +223,7 @@ local function conclude(done, failed, is_hopeless)
   end
   local added = tonumber(facts.added)
   ended = true
+  if tonumber(facts.next) < added then take_off() end  -- it is listed for a chunk that was done already
   redis.call('HSET', job, 'ended_ms', now)
   if life_ms > ttl_ms and added <= SETTLED_AT_ONCE then
     settle(0, added, ttl_ms)

@@ -146,21 +146,25 @@ def test_a_worker_names_its_lists_again_that_redis_lost_the_names_of(broker: Bro
     assert not lists(raw)
 
 
-@pytest.mark.parametrize("before_the_claim", [False, True])
+@pytest.mark.parametrize("first", [None, 1, 0], ids=["lease", "claim", "first claim"])
 @pytest.mark.parametrize("lost", ["flows", "kinds"])
 def test_a_result_that_redis_has_no_claim_of_leaves_no_list_that_nobody_comes_by(
-    broker: Broker, raw: Redis, lost: str, *, before_the_claim: bool
+    broker: Broker, raw: Redis, lost: str, first: int | None
 ) -> None:
-    job_id = new_job(broker, 2)
+    job_id = new_job(broker, 2, seal=False)
     assert take_all(broker) == [0, 1]
-    raw.hdel(keys.owners(job_id), "1")  # as a Redis that restarts without its last writes
-    if before_the_claim:
-        raw.hset(keys.job(job_id), "next", "1")
+    raw.hdel(keys.owners(job_id), *map(str, range(first or 0, 2)))  # as a Redis that restarts without its last writes
+    if first is not None:
+        raw.hset(keys.job(job_id), "next", str(first))
+    if first == 0:
+        raw.hdel(keys.job(job_id), "model_fingerprint", "pinned_by")
     audited(broker, job_id)
     assert lists(raw)
     raw.delete(*raw.scan_iter(match=keys.turns(f"{lost}:*")))
     complete(broker, job_id, 1)
     complete(broker, job_id, 0)
+    broker.jobs.seal(job_id, 2)
+    assert broker.jobs.status(job_id).state == "completed"
     assert not lists(raw)
 
 
