@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -13,11 +14,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from packaging.utils import canonicalize_name
 
 from embedctl import enqueue_embeddings
 from embedctl_config.loading import load_settings
 from tests.containers.boxes import MODEL, Boxes, docker
 from tests.containers.counting import counted
+from tests.support.containers import ROOT
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -38,11 +41,11 @@ for place in sys.argv[1:]:
         print("not")
 """
 
-#: Prints the packages of the environment, the compilers and what pip may have kept.
+#: Prints the packages of the environment and their versions, the compilers and what pip may have kept.
 LOOK = """
-import importlib.metadata, pathlib, shutil, sys
+import importlib.metadata, json, pathlib, shutil, sys
 ours = [path for path in sys.path if path.startswith("/opt/embedctl")]
-print(sorted(each.name.lower() for each in importlib.metadata.distributions(path=ours)))
+print(json.dumps({each.name: each.version for each in importlib.metadata.distributions(path=ours)}))
 print([name for name in ("gcc", "cc", "g++", "make") if shutil.which(name)])
 print([*pathlib.Path("/root").glob(".cache/*")])
 """
@@ -184,11 +187,18 @@ def added_bytes(image: str) -> int:
 @pytest.mark.parametrize("image", SIZES)
 def test_an_image_is_small_and_has_only_what_runs(images: None, image: str) -> None:
     assert added_bytes(image) <= SIZES[image], f"{added_bytes(image) / 1e6:.0f} MB"
-    packages, tools, caches = docker("run", "--rm", "--entrypoint", "python", image, "-c", LOOK).splitlines()
+    listed, tools, caches = docker("run", "--rm", "--entrypoint", "python", image, "-c", LOOK).splitlines()
     assert caches == "[]"
     # The compiler makes the kernels for the CPU at hand when a worker first starts.
     assert tools == ("['gcc', 'cc']" if "cpu" in image else "[]")
-    assert ("'torch'" in packages) == ("cpu" in image)
-    assert "'pip'" not in packages
+    packages = json.loads(listed)
+    assert {"torch", "onnxruntime", "pip"} & packages.keys() == ({"torch", "onnxruntime"} if "cpu" in image else set())
+    pinned = (ROOT / "constraints.txt").read_text()
+    found = {f"{canonicalize_name(name)}=={version.partition('+')[0]}" for name, version in packages.items()}
+    allowed = {canonicalize_name(name) + rest for name, rest in re.findall(r"(?m)^([\w.-]+)(==\S+)", pinned)}
+    assert {each for each in found - allowed if not each.startswith(("setuptools=", "embedctl="))} == set()
+    bill = json.loads(docker("run", "--rm", "--entrypoint", "cat", image, "/opt/embedctl/sbom.json"))
+    assert bill["bomFormat"] == "CycloneDX"
+    assert {each["name"]: each["version"] for each in bill["components"]} == packages
     history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     assert "password" not in history.lower()

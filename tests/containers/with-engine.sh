@@ -76,6 +76,7 @@ stop() {
     if [ -s "$RUN/pid" ]; then
         docker ps --all --quiet | xargs --no-run-if-empty docker rm --force --volumes > /dev/null || true
         docker network prune --force > /dev/null || true
+        docker image prune --force > /dev/null || true # those that a later build has replaced
         local pid left=300
         pid=$(cat "$RUN/pid")
         kill "$pid" || true

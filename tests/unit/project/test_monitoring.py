@@ -108,7 +108,7 @@ def test_promtool_finds_the_rules_good_and_reads_the_queries_of_the_dashboard(tm
 @pytest.mark.slow
 def test_promtool_reads_what_the_pages_have_for_prometheus(tmp_path: Path) -> None:
     # Debian's promtool does not know Kubernetes.
-    pages = [(ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in ("containers", "gateway", "metrics")]
+    pages = [(ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in ("gateway", "metrics")]
     found = [each for page in pages for each in re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)]
     assert len(found) == len(pages)
     for number, text in enumerate(found):
