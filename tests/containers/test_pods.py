@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 
 from embedctl import enqueue_embeddings
 from embedctl_config.loading import load_settings
-from tests.containers.boxes import Boxes, docker, put_model
+from tests.containers.boxes import MODEL, Boxes, docker, put_model
 from tests.support.containers import ROOT
 from tests.support.waiting import eventually
 
@@ -81,15 +81,21 @@ def prepare(volume: Path) -> None:
     docker("run", "--rm", *ALONE, "--entrypoint", entry, *mounted(FIRST, {"cache": volume}), FIRST["image"], *arguments)
 
 
-def run_worker(boxes: Boxes, volumes: dict[str, Path], *options: str, check: bool = True) -> str:
-    """Run the pod's worker, at the Redis of the stack."""
+def run_worker(
+    boxes: Boxes,
+    volumes: dict[str, Path],
+    *options: str,
+    words: Sequence[str] = WORKER["args"],
+    check: bool = True,
+) -> str:
+    """Run the pod's worker, or other words in its container, at the Redis of the stack."""
     variables = {each["name"]: each["value"] for each in WORKER["env"]}
     del variables["EMBEDCTL_TLS_CA_FILE"]
     variables["EMBEDCTL_REDIS_URL"] = "redis://worker@redis:6379/0"
     named = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     memory = ("--memory", WORKER["resources"]["limits"]["memory"].removesuffix("i"))
     within = ("--network", f"{boxes.project}_workers", *memory, *named, *mounted(WORKER, volumes))
-    return docker("run", *ALONE, *within, *options, WORKER["image"], *WORKER["args"], check=check)
+    return docker("run", *ALONE, *within, *options, WORKER["image"], *words, check=check)
 
 
 def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
@@ -103,6 +109,7 @@ def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
         try:
             boxes.wait_ready()
             job = enqueue_embeddings([f"text {at}" for at in range(50)], settings=load_settings(boxes.variables))
+            job.wait()
             np.testing.assert_allclose(np.linalg.norm(job.vectors(), axis=1), 1, atol=1e-5)
             docker("stop", "--time", str(POD["terminationGracePeriodSeconds"]), name)
             assert boxes.state(name)["ExitCode"] == 0
@@ -117,9 +124,10 @@ def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
     assert kept[0] == kept[1]
 
 
-def test_the_top_of_a_volume_is_refused_in_a_line_with_the_remedy(
+def test_the_top_of_a_volume_is_distrusted_in_a_line_with_the_remedy(
     boxes: Boxes, mounts: dict[str, Path], volume: Path
 ) -> None:
     as_root(volume, f"mkdir /v/cache && chown 0:{GROUP} /v/cache && chmod 2777 /v/cache")
-    told = run_worker(boxes, {**mounts, "cache": volume}, "--rm", check=False).strip().splitlines()[-1]
+    verify = ("model", "verify", MODEL, "--class", "cpu")
+    told = run_worker(boxes, {**mounts, "cache": volume}, "--rm", words=verify, check=False).strip().splitlines()[-1]
     assert "can be written to by everyone (mode 2777). To repair it (as root): chmod +t /var/cache/embedctl" in told

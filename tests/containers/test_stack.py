@@ -104,10 +104,13 @@ FOREIGN = "12345:12345"
     ("command", "remedy"),
     [
         (
-            ("cpu", "worker", "--class", "cpu"),
+            ("cpu", "model", "verify", MODEL, "--class", "cpu"),
             "belongs to user 10001, and this is user 12345. To repair it (as root): ch",
         ),
-        (("cli", "submit", "corpus.jsonl", "-o", "theirs.npy"), "theirs.npy"),
+        (
+            ("cli", "submit", "corpus.jsonl", "-o", "theirs.npy"),
+            f"/data, which belongs to user {os.getuid()}: run as that user, or chown 12345 /data",
+        ),
     ],
 )
 def test_another_user_is_told_in_a_line_whose_folder_it_is(
@@ -122,7 +125,9 @@ def test_another_user_is_told_in_a_line_whose_folder_it_is(
 @pytest.mark.long_fault
 def test_a_worker_with_a_full_cache_goes_on_without_it(real: Boxes) -> None:
     texts = [f"text {at} " + "of a job " * (at % 12) for at in range(300)]
-    expected = enqueue_embeddings(texts, settings=load_settings(real.variables)).vectors()
+    job = enqueue_embeddings(texts, settings=load_settings(real.variables))
+    job.wait()
+    expected = job.vectors()
     small = {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "size=64m,uid=10001,gid=10001,mode=755"}}
     with real.changed({"cpu": {"volumes": ["small:/var/cache/embedctl"]}}, volumes={"small": small}):
         fill = "cd /var/cache/embedctl && rm -r kernels; cat /dev/zero > other; test -s other"
@@ -202,3 +207,22 @@ def test_an_image_is_small_and_has_only_what_runs(images: None, image: str) -> N
     assert {each["name"]: each["version"] for each in bill["components"]} == packages
     history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     assert "password" not in history.lower()
+
+
+@pytest.mark.long_fault
+@pytest.mark.parametrize(
+    ("name", "options", "ends_with"),
+    [
+        # With PyTorch for the CPU, it is built whole.
+        ("gpu", ("--build-arg", f"TORCH_OPTIONS={os.environ.get('TORCH_OPTIONS', '')}"), ""),
+        ("tensorrt", (), "TENSORRT_OPTIONS is empty: give pip's options from NVIDIA's TensorRT guide"),
+        ("neuron", ("--build-arg", "NEURON_BASE=scratch", "--target", "wheel"), ""),
+        ("neuron", (), "base name (${NEURON_BASE}) should not be blank"),
+    ],
+)
+def test_images_for_accelerators_are_built_up_to_what_is_out_of_reach(
+    images: None, name: str, options: tuple[str, ...], ends_with: str
+) -> None:
+    file = ROOT / "workers" / f"Dockerfile.{name}"
+    told = docker("build", "--quiet", "--file", str(file), *options, str(ROOT), check=not ends_with)
+    assert ends_with in told

@@ -18,10 +18,12 @@ KEPT=$PWD/build/engine
 say() { echo "with-engine.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 none() { say "$*"; exit 77; }
+# Without them, pip takes the build with CUDA: docs/containers.md.
+torch_for_cpus() { export TORCH_OPTIONS="${TORCH_OPTIONS---index-url https://download.pytorch.org/whl/cpu}"; }
 quietly() { "$@" > "$KEPT/log" 2>&1 || { tail -5 "$KEPT/log" >&2; die "failed: $*"; }; }
 
 [ $# -gt 0 ] || die "usage: with-engine.sh COMMAND…"
-if docker compose version > /dev/null 2>&1 && docker info > /dev/null 2>&1; then exec "$@"; fi
+if docker compose version > /dev/null 2>&1 && docker info > /dev/null 2>&1; then torch_for_cpus; exec "$@"; fi
 [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || none "no container engine answers, and only root on Debian gets one here"
 
 mkdir -p "$KEPT/config/cli-plugins"
@@ -143,5 +145,6 @@ packages
 plugins
 start
 wheels
+[ -n "${WHEELS:-}" ] || torch_for_cpus
 has "${BASES[0]}" && has "${BASES[1]}" || { timeout 60 docker pull --quiet "${BASES[0]}" && timeout 300 docker pull --quiet "${BASES[1]}"; } > /dev/null 2>&1 || stand_ins
 "$@"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -29,7 +30,9 @@ def check_folder(folder: Path, what: object) -> None:
     if not folder.is_dir():
         raise UnusableOutput(f"{what} can't be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
-        raise UnusableOutput(f"{what} can't be written: permission denied in {folder}")
+        owner, me = folder.stat().st_uid, os.getuid()
+        ours = f", which belongs to user {owner}: run as that user, or chown {me} {shlex.quote(str(folder))}"
+        raise UnusableOutput(f"{what} can't be written: permission denied in {folder}{ours if owner != me else ''}")
     room = os.statvfs(folder)
     if room.f_blocks and not room.f_bavail:  # some file systems tell neither
         raise OutputError(f"{what} can't be written: the disk of {folder} is full")

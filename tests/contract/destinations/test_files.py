@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from embedctl import Job, OutputError, enqueue_embeddings
 from embedctl.destinations import parquet
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Callbacks
+from embedctl.destinations.unfinished import check_folder
 from embedctl.destinations.writer import Writer
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import UnusableOutput
@@ -79,6 +81,14 @@ def test_a_link_is_followed_and_a_pipe_is_refused(kind: str, job: Job, tmp_path:
     with pytest.raises(UnusableOutput, match="it is no file"):
         job.deliver(pipe)
     assert list(pipe.parent.iterdir()) == [pipe]
+
+
+def test_a_folder_of_another_user_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = f"permission denied in {tmp_path}, which belongs to user {tmp_path.stat().st_uid}: run as that user, or "
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(UnusableOutput, match=re.escape(f"{theirs}chown 12345 {tmp_path}")):
+        check_folder(tmp_path, "v.npy")
 
 
 def test_leftovers_are_in_no_file(kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path) -> None:
