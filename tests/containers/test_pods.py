@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 
 from embedctl import enqueue_embeddings
 from embedctl_config.loading import load_settings
-from tests.containers.boxes import MODEL, Boxes, docker, put_model
+from tests.containers.boxes import READY_S, Boxes, docker, put_model
 from tests.support.containers import ROOT
 from tests.support.waiting import eventually
 
@@ -81,21 +82,25 @@ def prepare(volume: Path) -> None:
     docker("run", "--rm", *ALONE, "--entrypoint", entry, *mounted(FIRST, {"cache": volume}), FIRST["image"], *arguments)
 
 
-def run_worker(
-    boxes: Boxes,
-    volumes: dict[str, Path],
-    *options: str,
-    words: Sequence[str] = WORKER["args"],
-    check: bool = True,
-) -> str:
-    """Run the pod's worker, or other words in its container, at the Redis of the stack."""
+@contextmanager
+def serving(boxes: Boxes, volumes: dict[str, Path]) -> Iterator[str]:
+    """The pod's worker serves, at the Redis of the stack; its name."""
+    name = f"{boxes.project}-pod-{secrets.token_hex(2)}"
     variables = {each["name"]: each["value"] for each in WORKER["env"]}
     del variables["EMBEDCTL_TLS_CA_FILE"]
     variables["EMBEDCTL_REDIS_URL"] = "redis://worker@redis:6379/0"
-    named = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    named = [word for each, value in variables.items() for word in ("--env", f"{each}={value}")]
     memory = ("--memory", WORKER["resources"]["limits"]["memory"].removesuffix("i"))
-    within = ("--network", f"{boxes.project}_workers", *memory, *named, *mounted(WORKER, volumes))
-    return docker("run", *ALONE, *within, *options, WORKER["image"], *words, check=check)
+    within = ("--detach", "--name", name, "--network", f"{boxes.project}_workers", *memory, *named)
+    docker("run", *ALONE, *within, *mounted(WORKER, volumes), WORKER["image"], *WORKER["args"])
+    try:
+        eventually(boxes.serving, READY_S, what="the pod", show=lambda: docker("logs", name, check=False))
+        yield name
+        docker("stop", "--time", str(POD["terminationGracePeriodSeconds"]), name)
+        assert boxes.state(name)["ExitCode"] == 0
+    finally:
+        docker("rm", "--force", name)
+    eventually(lambda: not boxes.serving(), what="the end of the pod's worker")
 
 
 def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
@@ -103,23 +108,12 @@ def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
 ) -> None:
     kept: list[set[Path]] = []
     for _ in range(2):  # a second start of the pod finds what the first one left
-        name = f"{boxes.project}-pod-{secrets.token_hex(2)}"
         prepare(volume)
-        run_worker(boxes, {**mounts, "cache": volume}, "--detach", "--name", name)
-        try:
-            boxes.wait_ready()
+        with serving(boxes, {**mounts, "cache": volume}):
             job = enqueue_embeddings([f"text {at}" for at in range(50)], settings=load_settings(boxes.variables))
             job.wait()
             np.testing.assert_allclose(np.linalg.norm(job.vectors(), axis=1), 1, atol=1e-5)
-            docker("stop", "--time", str(POD["terminationGracePeriodSeconds"]), name)
-            assert boxes.state(name)["ExitCode"] == 0
-            kept.append({each for each in (volume / "cache" / "kernels").rglob("*") if each.is_file()})
-        except BaseException:
-            print(docker("logs", "--tail", "50", name, check=False))
-            raise
-        finally:
-            docker("rm", "--force", name)
-        eventually(lambda: not boxes.serving(), what="the end of the pod's worker")
+        kept.append({each for each in (volume / "cache" / "kernels").rglob("*") if each.is_file()})
     assert kept[0]
     assert kept[0] == kept[1]
 
@@ -128,6 +122,6 @@ def test_the_top_of_a_volume_is_distrusted_in_a_line_with_the_remedy(
     boxes: Boxes, mounts: dict[str, Path], volume: Path
 ) -> None:
     as_root(volume, f"mkdir /v/cache && chown 0:{GROUP} /v/cache && chmod 2777 /v/cache")
-    verify = ("model", "verify", MODEL, "--class", "cpu")
-    told = run_worker(boxes, {**mounts, "cache": volume}, "--rm", words=verify, check=False).strip().splitlines()[-1]
+    with serving(boxes, {**mounts, "cache": volume}) as name:
+        told = docker("logs", name, check=False)
     assert "can be written to by everyone (mode 2777). To repair it (as root): chmod +t /var/cache/embedctl" in told
