@@ -6,6 +6,8 @@ process is pinned to its CPUs.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +35,19 @@ def option(*names: str, **attributes: Any) -> Callable[[F], F]:
 @contextmanager
 def one_line_errors(name: str | None) -> Iterator[None]:
     """Print an :class:`EmbedctlError` as one line that begins with this name, and exit with its status."""
+    _end_on_sigterm()
     try:
         yield
     except EmbedctlError as error:
         click.echo(printable(f"{name}: {error}", lines=True), err=True)
         sys.exit(error.exit_code)
+
+
+def _end_on_sigterm() -> None:
+    """Let SIGTERM end this process, until something else handles it, also if it is the first of a container: from that
+    one, the kernel keeps signals that nothing handles."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def _refuse_repeated(ctx: click.Context, args: Sequence[str]) -> None:

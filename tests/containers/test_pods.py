@@ -6,6 +6,7 @@ There is no cluster here: the engine runs the pod's containers with the pod's us
 from __future__ import annotations
 
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,8 +84,8 @@ def prepare(volume: Path) -> None:
 
 
 @contextmanager
-def serving(boxes: Boxes, volumes: dict[str, Path]) -> Iterator[str]:
-    """The pod's worker serves, at the Redis of the stack; its name."""
+def started(boxes: Boxes, volumes: dict[str, Path]) -> Iterator[str]:
+    """The pod's worker, at the Redis of the stack; its name."""
     name = f"{boxes.project}-pod-{secrets.token_hex(2)}"
     variables = {each["name"]: each["value"] for each in WORKER["env"]}
     del variables["EMBEDCTL_TLS_CA_FILE"]
@@ -94,13 +95,24 @@ def serving(boxes: Boxes, volumes: dict[str, Path]) -> Iterator[str]:
     within = ("--detach", "--name", name, "--network", f"{boxes.project}_workers", *memory, *named)
     docker("run", *ALONE, *within, *mounted(WORKER, volumes), WORKER["image"], *WORKER["args"])
     try:
-        eventually(boxes.serving, READY_S, what="the pod", show=lambda: docker("logs", name, check=False))
         yield name
-        docker("stop", "--time", str(POD["terminationGracePeriodSeconds"]), name)
-        assert boxes.state(name)["ExitCode"] == 0
     finally:
         docker("rm", "--force", name)
-    eventually(lambda: not boxes.serving(), what="the end of the pod's worker")
+
+
+def logged(name: str, words: str) -> None:
+    """Wait until the worker has logged this."""
+    eventually(lambda: words in docker_log(name), READY_S, what=words, show=lambda: docker_log(name))
+
+
+def docker_log(name: str) -> str:
+    return docker("logs", name, check=False)
+
+
+def stop(boxes: Boxes, name: str) -> int:
+    """SIGTERM; its exit status, which it has before the cluster would kill it."""
+    docker("stop", "--time", str(POD["terminationGracePeriodSeconds"]), name)
+    return int(boxes.state(name)["ExitCode"])
 
 
 def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
@@ -109,10 +121,11 @@ def test_a_pod_encodes_on_the_cache_of_its_manifest_and_fills_it_once(
     kept: list[set[Path]] = []
     for _ in range(2):  # a second start of the pod finds what the first one left
         prepare(volume)
-        with serving(boxes, {**mounts, "cache": volume}):
+        with started(boxes, {**mounts, "cache": volume}) as name:
             job = enqueue_embeddings([f"text {at}" for at in range(50)], settings=load_settings(boxes.variables))
             job.wait()
             np.testing.assert_allclose(np.linalg.norm(job.vectors(), axis=1), 1, atol=1e-5)
+            assert stop(boxes, name) == 0
         kept.append({each for each in (volume / "cache" / "kernels").rglob("*") if each.is_file()})
     assert kept[0]
     assert kept[0] == kept[1]
@@ -122,6 +135,13 @@ def test_the_top_of_a_volume_is_distrusted_in_a_line_with_the_remedy(
     boxes: Boxes, mounts: dict[str, Path], volume: Path
 ) -> None:
     as_root(volume, f"mkdir /v/cache && chown 0:{GROUP} /v/cache && chmod 2777 /v/cache")
-    with serving(boxes, {**mounts, "cache": volume}) as name:
-        told = docker("logs", name, check=False)
-    assert "can be written to by everyone (mode 2777). To repair it (as root): chmod +t /var/cache/embedctl" in told
+    with started(boxes, {**mounts, "cache": volume}) as name:
+        logged(name, "can be written to by everyone (mode 2777). To repair it (as root): chmod +t /var/cache/embedctl")
+
+
+def test_sigterm_ends_a_pod_that_still_loads(boxes: Boxes, mounts: dict[str, Path], volume: Path) -> None:
+    """The worker is the first process of its container, so nobody else hears the signal for it."""
+    prepare(volume)
+    with started(boxes, {**mounts, "cache": volume}) as name:
+        logged(name, "metrics and health: ")
+        assert stop(boxes, name) == 128 + signal.SIGTERM

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -64,3 +67,15 @@ def test_every_error_has_an_exit_status_that_is_named() -> None:
         each.__name__ for each in ERRORS if not (issubclass(each, EmbedctlError) and each.exit_code in named)
     } == set()
     assert (errors.SettingsError.exit_code, errors.JobNotFound.exit_code, errors.WaitTimeout.exit_code) == (2, 4, 124)
+
+
+def test_sigterm_ends_the_first_process_of_a_container_too() -> None:
+    """From that one, the kernel keeps signals that nothing handles."""
+    program = """
+import os, signal
+me, os.getpid = os.getpid(), lambda: 1
+from embedctl_config.command_group import one_line_errors
+with one_line_errors("x"):
+    os.kill(me, signal.SIGTERM)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 128 + signal.SIGTERM
