@@ -216,6 +216,15 @@ def test_nomic_s_files_are_computed_by_transformers_where_it_reads_all_that_they
             fingerprint_of(model)
 
 
+def test_a_transformer_that_reads_no_text_is_refused_with_modules_too(model: Path) -> None:
+    for config, medium in (({"image_size": 16}, "images"), ({"conv_dim": [8], "vocab_size": 32}, "sound")):
+        write(model / "config.json", json.dumps({"model_type": "other", **config}))
+        with pytest.raises(ModelError, match=f"a model for {medium}"):
+            resolve_model("mine", ModelEntry(str(model)))
+    write(model / "config.json", json.dumps({"model_type": "qwen2_vl", "text_config": {}, "vision_config": {}}))
+    assert resolve_model("mine", ModelEntry(str(model)))
+
+
 @pytest.mark.parametrize("place", ["", "0_Transformer/"])
 def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
     write(model / f"{place}adapter_config.json", '{"base_model_name_or_path": "a/model"}')
@@ -238,6 +247,10 @@ def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
         ),
         ("config.json", {"architectures": ["XLMRobertaForSequenceClassification"]}, "a reranker"),
         ("config.json", {"architectures": ["T5ForConditionalGeneration"]}, "writes text"),
+        ("config.json", {"architectures": ["VisionEncoderDecoderModel"]}, "writes text"),
+        ("config.json", {"architectures": ["ColPaliForRetrieval"]}, "a vector of each token"),
+        ("config.json", {"architectures": ["ViTForImageClassification"]}, "is for ImageClassification: transformers"),
+        ("config.json", {"architectures": ["CLIPModel"], "text_config": {}, "vision_config": {}}, "reads images"),
     ],
 )
 def test_a_model_without_dense_vectors_is_refused(model: Path, file: str, contents: object, words: str) -> None:

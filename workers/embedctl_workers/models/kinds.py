@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import Any
 
 from embedctl_config.errors import ModelError
@@ -18,17 +20,26 @@ _PARTS = {"sparse_encoder": _SPARSE, "cross_encoder": _PAIRS, "multi_vector_enco
 #: What an architecture of transformers is for, by a part of its name.
 _HEADS = {
     "ForSequenceClassification": _PAIRS,
-    "ColBERT": _TOKENS,
+    **dict.fromkeys(("ColBERT", "ColPali", "ColQwen", "ColIdefics"), _TOKENS),
+    "Splade": _SPARSE,
     "ForTokenClassification": "labels the words of a text",
     "ForQuestionAnswering": "marks answers in a text",
     "ForMultipleChoice": "chooses between answers",
-    "ForConditionalGeneration": "writes text",
+    **dict.fromkeys(("ForConditionalGeneration", "EncoderDecoder"), "writes text"),
+}
+#: Any other end than the next word, or a word that is left out.
+_END = re.compile(r"For(?!CausalLM|MaskedLM|PreTraining)([A-Z]\w+)")
+_SOUND = {"num_mel_bins", "conv_dim", "audio_config"}
+#: What the configuration of a model that reads something else says → what it reads.
+_MEDIA = {
+    **dict.fromkeys(_SOUND, "sound"),
+    **dict.fromkeys(("patch_size", "image_size", "num_channels", "vision_config"), "images"),
 }
 
 
 def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) -> None:
-    """Refuse (ModelError) a sparse encoder, a cross-encoder, a model of late interaction, and a bare model of
-    transformers with a head for another end than a vector or the next word.
+    """Refuse (ModelError) a sparse encoder, a cross-encoder, a model of late interaction, one that reads images or
+    sound, and a bare model of transformers with a head for another end than a vector or the next word.
 
     Args:
         read: gives the parsed JSON of a file by its name in the model's folder, None if there is none; may raise
@@ -40,9 +51,15 @@ def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) 
     if stated != _PLAIN:
         raise _refusal(f"{place} is a {stated}", _STATED.get(str(stated), "is no SentenceTransformer"))
     if modules is None:
-        _refuse_bare(_object(read("config.json")), place)
+        config = _object(read("config.json"))
+        _refuse_bare(config, place)
+        _refuse_media(config, place)
         return
     for module in modules if isinstance(modules, list) else []:
+        if str(_object(module).get("type")).endswith(".Transformer"):
+            config = _object(read(str(PurePosixPath(module.get("path", ""), "config.json"))))
+            if "text_config" not in config and ("vocab_size" not in config or _SOUND & config.keys()):
+                _refuse_media(config, place)
         part = str(_object(module).get("type", "")).split(".")[1:2]
         if part and part[0] in _PARTS:
             raise _refusal(f"{place} has the module {module['type']}", _PARTS[part[0]])
@@ -51,12 +68,20 @@ def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) 
 def _refuse_bare(config: dict[str, Any], place: str) -> None:
     for architecture in map(str, config.get("architectures") or ()):
         what = next((what for part, what in _HEADS.items() if part in architecture), None)
+        if what is None and (end := _END.search(architecture)):
+            what = f"is for {end[1]}: transformers.{architecture} computes that"
         if what is not None:
             raise _refusal(
                 f"{place} is a {architecture}",
                 f"{what}. If its vectors are good for search nonetheless, save it with the pooling that its authors "
                 "name, as docs/models.md shows",
             )
+
+
+def _refuse_media(config: dict[str, Any], place: str) -> None:
+    if medium := next((medium for name, medium in _MEDIA.items() if name in config), None):
+        why = f"reads {medium}: transformers.AutoModel computes vectors of them"
+        raise _refusal(f"{place} is a model for {medium} ({config.get('model_type')})", why)
 
 
 def check_pooling(read: Callable[[str], Any], place: str, pooling: str) -> None:
