@@ -30,7 +30,10 @@ def test_bad_lines_are_named_before_anything_is_queued_or_left_out(here: Here) -
     here.start_worker()
     skipped = here.embedctl("submit", "c.jsonl", "--skip-bad-lines", "-o", "out.npy", status=0)
     assert "skipped before record 1: c.jsonl, line 3: no field 'text'; fields seen: body" in skipped.stderr
-    assert "skipped 3 bad lines of 5 read; positions count the records that are left\n" in skipped.stderr
+    assert "skipped 3 bad lines; positions count the records that are left\n" in skipped.stderr
+    assert skipped.stderr.endswith("\n5 read = 2 vectors + 0 failed + 3 bad lines\n")
+    queued = here.embedctl("submit", "c.jsonl", "--skip-bad-lines", "--class", "half", status=0)
+    assert "5 read = 2 queued + 3 bad lines\n" in queued.stderr
     np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(["one", "three"]))
 
 

@@ -14,12 +14,14 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_workers.models.files import resolve_model
+from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.packages import need
 from tests.support.passages import real_passages
+from tests.support.redis_server import as_user
 from tests.support.references_here import expected_vectors, keep_references
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import WorkerProcess
 
 MODEL = "all-MiniLM-L6-v2"
@@ -128,3 +130,41 @@ def test_a_job_names_a_prompt_of_the_model(here: Here, model: Path) -> None:
     tokens = [json.loads(each.stdout)["tokens"] for each in dry]
     assert tokens[1] > tokens[0]
     assert "document, query" in here.embedctl("model", "show", "named").stdout
+
+
+@pytest.mark.slow
+def test_a_bare_model_keeps_the_pooling_that_was_said_once(here: Here, tmp_path: Path) -> None:
+    need("sentence_transformers")
+    from tests.support.tiny_models import Tiny, make_model
+
+    folder = make_model(tmp_path, Tiny(pooling="cls"))
+    expected = expected_vectors(folder, TEXTS)
+    for file in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        (folder / file).unlink()
+    with Path(here.environment["EMBEDCTL_CONFIG"]).open("a") as config:
+        config.write(f'\n[models.bare]\nsource = "{folder}"\n')
+    here.write({"a": TEXTS[0], "b": TEXTS[1]})
+    common = ("corpus.jsonl", "--model", "bare", "--class", "cpu", "-o", "v.parquet")
+    refused = here.embedctl("run", *common)
+    assert refused.returncode
+    assert "states no pooling" in refused.stderr
+
+    log = here.folder / "up.log"
+    own = as_user(here.environment, "worker")
+    arguments = ["up", "--class", "cpu", "--cpus", "0", "--model", "bare", "--pooling", "cls"]
+    up = Forked(arguments, own, here.folder, err=log)
+    try:
+        job = enqueue_embeddings(TEXTS, model="bare", hardware="cpu", settings=settings_of(here.environment))
+        job.wait(timeout=120)
+        np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
+        here.embedctl("submit", *common, status=0)
+    finally:
+        up.terminate()
+        up.wait(PATIENCE_S)
+    nothing_new = here.start_worker("cpu", "--pooling", "cls", model="bare")
+    assert "nothing is encoded" in here.embedctl("submit", *common, "--sync", status=0).stderr
+    nothing_new.process.terminate()
+    eventually(lambda: not here.broker.workers.alive())
+    here.start_worker("cpu", "--pooling", "mean", model="bare")
+    other = here.embedctl("submit", *common, "--sync", status=0)
+    assert "made with other weights, or another tokenizer or pooling: all records are encoded" in other.stderr

@@ -88,7 +88,7 @@ def test_more_than_allowed_are_not_deleted(here: Here, nights: Nights) -> None:
     (here.folder / "corpus.jsonl").write_text('{"id": "id-0", "text": "text 0"}\nnonsense\n')
     done = here.embedctl(*nights.command("--skip-bad-lines", "--delete", "--delete-at-most", "100%"), status=1)
     assert "nothing is deleted" in done.stderr
-    assert "1 bad lines of the corpus were skipped" in done.stderr
+    assert "1 bad line left out of the corpus" in done.stderr
     nights.assert_holds(few)
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,12 +49,39 @@ OPTIONS = (
 _UNPACKERS = {".gz": " | gunzip", ".bz2": " | bunzip2", ".xz": " | unxz", ".zst": " | zstd -dc"}
 
 
+@dataclass(slots=True)
+class Tally:
+    """What was read of a corpus, once the end was reached (`is_whole`): `records`, those that jobs are `made` of, which
+    may be their pieces, and the `lines` that are none and were left out."""
+
+    is_whole: bool = False
+    records: int = 0
+    made: int = 0
+    lines: int = 0
+
+    def skipped(self, error: InputError, position: int) -> None:
+        """List a line with the position of the record after it, by which positions become lines."""
+        self.lines += 1
+        click.echo(f"skipped before record {position}: {error}", err=True)
+
+    def pieces(self, records: int, pieces: int) -> None:
+        self.made = pieces
+        click.echo(f"{records:,} records make {pieces:,} pieces; positions count pieces", err=True)
+
+    @property
+    def bad_lines(self) -> str:
+        return "1 bad line" if self.lines == 1 else f"{self.lines:,} bad lines"
+
+
 @dataclass(frozen=True, slots=True)
 class CorpusChoice:
+    """A corpus and the options of its job. `tally` tells what the last reading of :meth:`records` found."""
+
     corpus: Corpus | BatchCorpus
     options: SubmitOptions
     skip_bad_lines: bool = False
     unique_ids: bool = False
+    tally: Tally = field(default_factory=Tally, compare=False)
 
     @classmethod
     def taken_from(
@@ -167,22 +194,24 @@ class CorpusChoice:
         types = self.corpus.column_types() or None
         return replace(self, options=replace(self.options, column_types=types))
 
-    def records(self, skipped: Skipped | None = None) -> Iterator[Record]:
+    def records(self) -> Iterator[Record]:
         """What a job is made of. Lines that are skipped are counted, and listed on stderr. InputError: a line is not a
         record, there is no record, or an id of standard input is not unique."""
-        return self.pieces(self._records(skipped), _tell_pieces)
+        return self.pieces(self._records(), self.tally.pieces)
 
-    def _records(self, skipped: Skipped | None) -> Iterator[Record]:
-        skipped = Skipped() if skipped is None else skipped
-        count = 0
-        records = self.corpus.records(skipped if self.skip_bad_lines else None)
+    def _records(self) -> Iterator[Record]:
+        tally = self.tally
+        tally.is_whole, tally.records, tally.lines = False, 0, 0
+        records = self.corpus.records(tally.skipped if self.skip_bad_lines else None)
         if self.unique_ids and not self.corpus.rereadable:
             records = unique.checked(records)
         for record in records:
-            count += 1
+            tally.records += 1
             yield record
-        skipped.sum_up(count)
-        if not count:
+        tally.is_whole, tally.made = True, tally.records
+        if tally.lines:
+            click.echo(f"skipped {tally.bad_lines}; positions count the records that are left", err=True)
+        if not tally.records:
             raise self.corpus.empty()
 
 
@@ -190,10 +219,6 @@ def records_again(choice: CorpusChoice) -> Iterator[Record]:
     """What a job is made of once more; lines that were skipped are not listed again."""
     skipped = (lambda *_: None) if choice.skip_bad_lines else None
     return choice.pieces(choice.corpus.records(skipped), lambda *_: None)
-
-
-def _tell_pieces(records: int, pieces: int) -> None:
-    click.echo(f"{records:,} records make {pieces:,} pieces; positions count pieces", err=True)
 
 
 def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
@@ -229,21 +254,3 @@ def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:
     for file in corpus.files:
         if file.rereadable and Path(file.path).resolve().is_relative_to(Path(folder.name).resolve()):
             raise InputError(f"{file.name} is in {folder.name}, which is to hold the parts: choose another folder")
-
-
-class Skipped:
-    """Lists lines that are skipped, each with the position of the record after it, by which positions become lines.
-    `lines` counts them."""
-
-    def __init__(self) -> None:
-        self.lines = 0
-
-    def __call__(self, error: InputError, position: int) -> None:
-        self.lines += 1
-        click.echo(f"skipped before record {position}: {error}", err=True)
-
-    def sum_up(self, records: int) -> None:
-        if self.lines:
-            lines = "1 bad line" if self.lines == 1 else f"{self.lines:,} bad lines"
-            read = self.lines + records
-            click.echo(f"skipped {lines} of {read:,} read; positions count the records that are left", err=True)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedctl.cli.corpora import Tally
 from embedctl.destinations.place import MANIFEST
 from embedctl.jobs.job import Job
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl.waiting.overview import average
 from embedctl.waiting.results import FailedRecord
-from embedctl_config.errors import ExitStatus, JobDrained, JobHeld, JobNotFound, JobStalled
+from embedctl_config.errors import ExitStatus, JobDrained, JobError, JobHeld, JobNotFound, JobStalled
 from embedctl_config.record_ids import as_text
 
 
@@ -75,6 +76,25 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
         progress.say(f"The failed records are in {failed_in}")
     elif status.failed and status.state is not JobState.CANCELLED:
         progress.say(f"The failed records: embedctl errors {status.id}")
+
+
+def report_sum(tally: Tally, status: JobStatus, progress: JobProgress, refused: int = 0) -> None:
+    """Print what became of all that was read, as a sum; nothing, if the job had ended before the corpus was read to its
+    end. A database did not take `refused` of the records. JobError: the sum does not come out."""
+    if not tally.is_whole:
+        return
+    if tally.made != status.records:
+        raise JobError(f"{tally.made:,} records were read, and job {status.id} has {status.records:,}: report this")
+    left = status.records - status.done - status.failed
+    became = [f"{status.done - refused:,} vectors", f"{status.failed:,} failed"] if status.state.ended else []
+    became += [f"{refused:,} refused"] if refused else []
+    became += [f"{left:,} {'not encoded' if became else 'queued'}"] if left else []
+    bad = [tally.bad_lines] if tally.lines else []
+    read = f"{tally.records + tally.lines:,} read = "
+    if tally.made != tally.records:
+        read += f"{' + '.join([f'{tally.records:,} records', *bad])}; {tally.made:,} pieces = "
+        bad = []
+    progress.say(read + " + ".join([*became, *bad]))
 
 
 def why_ended(status: JobStatus, *, is_freed: bool) -> str:

@@ -16,7 +16,7 @@ from embedctl.cli.delivery import list_failed
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
-from embedctl.cli.results import NOT_TO_FREE, exit_status, failures_in, report, summary
+from embedctl.cli.results import NOT_TO_FREE, exit_status, failures_in, report, report_sum, summary
 from embedctl.cli.update import brought_up_to_date, to_encode
 from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
@@ -106,6 +106,7 @@ def run(
         ctx.exit(synced.tell(progress, as_json=command.as_json))
     failed_in = "the lines above" if command.destination.database is not None else failures_in(saved.files)
     report(status, progress, failed_in=failed_in)
+    report_sum(command.choice.tally, status, progress, saved.refused)
     if command.as_json:
         click.echo(result_json(status, summary(status, progress.resumed_at), saved))
     ctx.exit(exit_status(status, saved.refused))

@@ -10,7 +10,7 @@ from embedctl.cli.completion import complete_job
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import SectionedCommand, option, section
-from embedctl.cli.results import exit_status, report, summary, wait_for
+from embedctl.cli.results import exit_status, report, report_sum, summary, wait_for
 from embedctl.cli.update import brought_up_to_date, to_encode
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.loop import Delivered
@@ -106,6 +106,7 @@ def _report(job: Job, command: JobCommand, settings: Settings, progress: JobProg
         click.echo(printable(no_worker_for(status)), err=True)
     if status.state.ended:
         report(status, progress)
+    report_sum(command.choice.tally, status, progress, saved.refused)
     if command.as_json:
         click.echo(result_json(status, summary(status, progress.resumed_at), saved))
     return exit_status(status, saved.refused)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from embedctl.cli.corpora import Skipped, records_again
+from embedctl.cli.corpora import records_again
 from embedctl.cli.delivery import DatabaseChoice, list_failed
 from embedctl.cli.job_command import JobCommand
 from embedctl.cli.json_forms import job_form, plain
@@ -104,7 +104,6 @@ class Sync(Work):
     """Compares a database with a corpus, encodes what it lacks, and deletes what is gone, if that is asked for."""
 
     database: DatabaseChoice
-    _skipped: Skipped = field(default_factory=Skipped)
     _records: int = 0
     #: Of the records that jobs were made for.
     _done: Delivered = field(default_factory=Delivered)
@@ -132,12 +131,11 @@ class Sync(Work):
 
     def _compared(self) -> Difference:
         self.progress.say(f"Comparing the corpus with {self.database.url}")
-        self._skipped = Skipped()
         try:
             difference = compare(
                 self.database.table,
                 self._contract,
-                self.command.choice.records(self._skipped),
+                self.command.choice.records(),
                 deletes=self.command.sync.deletes is not None,
             )
         finally:
@@ -212,15 +210,10 @@ class Sync(Work):
         limit = self.command.sync.deletes
         if limit is None or self._done.not_encoded:
             return
-        if self._skipped.lines or not len(difference.found):
-            raise OutputError(
-                f"nothing is deleted from {self.database.url}, because "
-                + (
-                    f"{self._skipped.lines:,} bad lines of the corpus were skipped"
-                    if self._skipped.lines
-                    else "the corpus is empty"
-                )
-            )
+        tally = self.command.choice.tally
+        if tally.lines or not len(difference.found):
+            why = f"{tally.bad_lines} left out of the corpus" if tally.lines else "the corpus is empty"
+            raise OutputError(f"nothing is deleted from {self.database.url}: {why}")
         table = self.database.table
         try:
             table.open(self._contract)
@@ -235,12 +228,14 @@ class Sync(Work):
         line = f"{self._records:,} records: {unchanged:,} unchanged, {done.written:,} written, {done.failed:,} failed"
         line += f", {done.refused:,} refused" if done.refused else ""
         line += f", {done.not_encoded:,} not encoded" if done.not_encoded else ""
+        line += f"; {tally.bad_lines} left out" if (tally := self.command.choice.tally).lines else ""
         line += "" if self._deleted is None else f"; {self._deleted:,} rows deleted"
         facts = {
             **({} if status is None else job_form(status)),
             "id": None if status is None else status.id,
             "destination": self.database.url,
             "records": self._records,
+            "bad_lines": tally.lines,
             "delivered": {**done.counts, "unchanged": unchanged},
             "deleted": self._deleted,
         }

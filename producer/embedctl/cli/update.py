@@ -218,6 +218,7 @@ class Update(Work):
         line += f": {unchanged:,} unchanged, {cached:,} from the cache, {difference.to_encode:,} texts encoded"
         line += f", {status.failed:,} failed" if status.failed else ""
         line += f"; {done.refused:,} refused" if done.refused else ""
+        line += f"; {tally.bad_lines} left out" if (tally := self.command.choice.tally).lines else ""
         if status.stopped_by is not None:
             why = why_ended(status, is_freed=True)
             line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
@@ -229,6 +230,7 @@ class Update(Work):
             "unchanged": unchanged,
             "cached": cached,
             "encoded": difference.to_encode,
+            "bad_lines": tally.lines,
             "files": [str(file) for file in done.files],
         }
         return Report(line, facts, exit_status(status, done.refused))
