@@ -14,14 +14,12 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_workers.models.files import resolve_model
-from tests.support.forked import Forked
 from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.packages import need
 from tests.support.passages import real_passages
-from tests.support.redis_server import as_user
 from tests.support.references_here import expected_vectors, keep_references
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import eventually
 from tests.support.workers import WorkerProcess
 
 MODEL = "all-MiniLM-L6-v2"
@@ -149,22 +147,14 @@ def test_a_bare_model_keeps_the_pooling_that_was_said_once(here: Here, tmp_path:
     assert refused.returncode
     assert "states no pooling" in refused.stderr
 
-    log = here.folder / "up.log"
-    own = as_user(here.environment, "worker")
-    arguments = ["up", "--class", "cpu", "--cpus", "0", "--model", "bare", "--pooling", "cls"]
-    up = Forked(arguments, own, here.folder, err=log)
-    try:
-        job = enqueue_embeddings(TEXTS, model="bare", hardware="cpu", settings=settings_of(here.environment))
-        job.wait(timeout=120)
-        np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
-        here.embedctl("submit", *common, status=0)
-    finally:
-        up.terminate()
-        up.wait(PATIENCE_S)
-    nothing_new = here.start_worker("cpu", "--pooling", "cls", model="bare")
+    first = here.start_worker("cpu", "--pooling", "cls", model="bare", cpus="0")
+    job = enqueue_embeddings(TEXTS, model="bare", hardware="cpu", settings=settings_of(here.environment))
+    job.wait(timeout=120)
+    np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
+    here.embedctl("submit", *common, status=0)
     assert "nothing is encoded" in here.embedctl("submit", *common, "--sync", status=0).stderr
-    nothing_new.process.terminate()
+    first.process.terminate()
     eventually(lambda: not here.broker.workers.alive())
-    here.start_worker("cpu", "--pooling", "mean", model="bare")
+    here.start_worker("cpu", "--pooling", "mean", model="bare", cpus="0")
     other = here.embedctl("submit", *common, "--sync", status=0)
     assert "made with other weights, or another tokenizer or pooling: all records are encoded" in other.stderr

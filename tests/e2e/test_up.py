@@ -136,10 +136,22 @@ def test_the_plan_is_printed_and_nothing_is_started(here: Here) -> None:
     cpus = ",".join(map(str, CPUS))
     addresses = {"EMBEDCTL_METRICS_ADDRESS": "9100", "EMBEDCTL_GATEWAY_ADDRESS": "9000"}
     done = here.embedctl(
-        "up", "--dry-run", "--class", "slow", "--class", "dummy", "--cpus", cpus, "--gateway", **addresses, status=0
+        "up",
+        "--dry-run",
+        "--class",
+        "slow",
+        "--class",
+        "dummy",
+        "--cpus",
+        cpus,
+        "--gateway",
+        "--pooling",
+        "cls",
+        **addresses,
+        status=0,
     )
     rows = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:]]
-    command = "EMBEDCTL_METRICS_ADDRESS=127.0.0.1:{} embedctl worker --class {} --cpus {} --model dummy"
+    command = "EMBEDCTL_METRICS_ADDRESS=127.0.0.1:{} embedctl worker --class {} --cpus {} --model dummy --pooling cls"
     assert rows[:2] == [
         [hardware, f"cpu {cpu}", str(cpu), "1", "dummy", command.format(9100 + at, hardware, cpu)]
         for at, (hardware, cpu) in enumerate(zip(("slow", "dummy"), CPUS, strict=True))

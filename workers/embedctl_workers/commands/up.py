@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import click
@@ -91,6 +92,8 @@ def main(
             with_pooling(settings, served, pooling), hardware, served, *place
         ),
     )
+    asked = (*(("--pull",) if pull else ()), *(("--pooling", pooling) if pooling else ()))
+    plan = replace(plan, workers=[replace(each, asked=asked) for each in plan.workers])
     if gateway:
         _check_user(settings)
         plan = with_gateway(plan, settings)
@@ -99,8 +102,7 @@ def main(
     if dry_run:
         click.echo(str(plan))
     else:
-        asked = (*(("--pull",) if pull else ()), *(("--pooling", pooling) if pooling else ()))
-        _up(settings, plan, ("--log-level", log_level, *asked))
+        _up(settings, plan, ("--log-level", log_level))
 
 
 def _up(settings: Settings, plan: Plan, options: Sequence[str]) -> None:

@@ -33,6 +33,8 @@ class PlannedWorker:
     accelerator: Accelerator | None = None
     metrics_address: str = ""
     sharing: int = 1
+    #: Further options of `embedctl worker` that every worker of the plan has.
+    asked: tuple[str, ...] = ()
 
     @property
     def pinned(self) -> Pinned:
@@ -54,7 +56,7 @@ class PlannedWorker:
         arguments += ["--cpus", self.pinned.cpu_list]
         if self.cpus.threads != len(self.cpus.cores):
             arguments += ["--threads", str(self.cpus.threads)]
-        return [*arguments, *(word for model in self.models for word in ("--model", model))]
+        return [*arguments, *(word for model in self.models for word in ("--model", model)), *self.asked]
 
     @property
     def environment(self) -> Mapping[str, str]:
