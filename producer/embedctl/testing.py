@@ -5,6 +5,8 @@ from embedctl.testing import answering
 
 with answering(dimensions=384):
     vectors = enqueue_embeddings(["first text", "second text"]).vectors()
+
+As a plugin of pytest (`pytest_plugins = ["embedctl.testing"]` in conftest.py), it has the fixture `embeddings`.
 """
 
 from __future__ import annotations
@@ -65,6 +67,23 @@ def answering(
     within = _Process(encode or (lambda texts: _hashed(texts, dimensions)), refuse, failure, finishes=finishes)
     with Broker.answered_by(within, load_settings()):
         yield
+
+
+try:
+    import pytest
+except ModuleNotFoundError:  # the context manager needs none
+    pass
+else:
+
+    def pytest_configure(config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "embeddings(**options): how the fixture embeddings answers, as `answering`")
+
+    @pytest.fixture
+    def embeddings(request: pytest.FixtureRequest) -> Iterator[None]:
+        """Answers within the process while a test runs, as the mark `embeddings` says."""
+        mark = request.node.get_closest_marker("embeddings")
+        with answering(**(mark.kwargs if mark else {})):
+            yield
 
 
 @dataclass

@@ -40,14 +40,14 @@ TIMEOUT_S = 200
 def examples(page: str, language: str) -> list[str]:
     """The blocks of a page that are to be run."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    block = rf"^(<!-- (?:not run|needs): [^\n]+ -->\n)?```{language}\n(.*?)^```"
+    block = rf"^(<!-- (?:not run|needs|test): [^\n]+ -->\n)?```{language}\n(.*?)^```"
     return [source for comment, source in re.findall(block, text, re.MULTILINE | re.DOTALL) if not comment]
 
 
-def recipes(page: str) -> dict[str, str]:
+def recipes(page: str, kind: str = "needs") -> dict[str, str]:
     """Package → the block that needs it."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    return dict(re.findall(r"^<!-- needs: (\w+) -->\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    return dict(re.findall(rf"^<!-- {kind}: (\w+) -->\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
 @contextmanager
@@ -189,6 +189,19 @@ def test_recipes_run(here: Here) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for package in missing:
         need(package)
+
+
+@pytest.mark.slow
+def test_tests_of_programs_run(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["embedctl.testing"]\n')
+    found = recipes("docs/library.md", "test")
+    assert {*found} == {"pytest", "fastapi", "django"}
+    for package, source in found.items():
+        need(package)
+        (tmp_path / f"test_with_{package}.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert re.search(r"^4 passed", done.stdout, re.MULTILINE), done.stdout
 
 
 def _without_figures(line: str) -> str:
