@@ -10,8 +10,10 @@ from typing import Literal
 
 from embedctl_config import keys
 
-#: A class, the models and their engines, in words.
-Kind = tuple[str, str, str]
+#: Digits of a fingerprint that people tell two of them apart by.
+_FINGERPRINT_SHOWN = 8
+#: A class, the models and their engines, in words, and the beginnings of the models' fingerprints.
+Kind = tuple[str, str, str, str]
 #: A worker that encodes but finishes no batch for this long is shown as hung (seconds).
 HUNG_AFTER_S = 10.0
 
@@ -98,7 +100,8 @@ class WorkerRow:
         """What it has in common with the workers that serve the same models in the same way."""
         loaded = self.loaded
         engines = dict.fromkeys(served.engine or self.backend for served in loaded.values())
-        return self.hardware, ", ".join(loaded), ", ".join(engines)
+        files = ", ".join(served.fingerprint[:_FINGERPRINT_SHOWN] for served in loaded.values())
+        return self.hardware, ", ".join(loaded), ", ".join(engines), files
 
     @property
     def loaded(self) -> dict[str, ServedModel]:

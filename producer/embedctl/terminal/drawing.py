@@ -198,16 +198,19 @@ def _filled(blocks: Iterable[Block], room: int | None, count: int, noun: str) ->
 class _Group:
     """Workers that serve the same models in the same way. Of the live ones, the hung come first, because there may not
     be room for all. `folded` is how many are gone, if they have one line together; else 0. If `full`, Redis takes no
-    heartbeat."""
+    heartbeat. `files` are the beginnings of their fingerprints; they are shown if `others_files` serve the same, such
+    as those of another pooling."""
 
     hardware: str
     models: str
     engine: str
+    files: str = ""
     live: list[WorkerState] = field(default_factory=list)
     gone: list[GoneWorker] = field(default_factory=list)
     starting: list[Starting] = field(default_factory=list)
     folded: int = 0
     full: bool = False
+    others_files: bool = False
 
     @property
     def length(self) -> int:
@@ -231,6 +234,7 @@ class _Group:
         if left_out:
             alive += f" ({left_out:,} not shown)"
         facts = [plain(f"{self.hardware} {self.models}", "cyan"), plain(alive, _DIM), plain(self.engine, _DIM)]
+        facts += [plain(f"fingerprint {self.files}", _WARN)] * self.others_files
         return Text.assemble((" · ", _DIM), no_wrap=True).join(filter(None, facts))
 
 
@@ -248,9 +252,11 @@ def _groups(overview: Overview) -> list[_Group]:
         group_of(kind)
     for worker in overview.starting:
         alike = worker.hardware, ", ".join(worker.models)
-        group_of(next((kind for kind in groups if kind[:2] == alike), (*alike, ""))).starting.append(worker)
+        group_of(next((kind for kind in groups if kind[:2] == alike), (*alike, "", ""))).starting.append(worker)
+    alike_but_for_files = Counter(kind[:3] for kind in groups)
     for kind, group in groups.items():
         group.full = overview.full_bytes is not None
+        group.others_files = alike_but_for_files[kind[:3]] > 1
         group.live.sort(key=lambda each: (each.row.activity != "hung", each.row.host, _natural(each.row.name)))
         count = max(len(group.gone), overview.more_gone.get(kind, 0))
         folds = count > _FEW or count > len(group.gone)

@@ -245,7 +245,10 @@ def test_workers_gone_are_counted_or_named(broker: Broker, raw: Redis, monkeypat
         raw.zadd(keys.WORKERS, {f"w{number}": broker.connection.now_ms() - 1000 * (number + 1)})
     seen = Gatherer(broker).look()
     assert len(seen.gone) == 5
-    assert seen.more_gone == {("dummy", "dummy", "dummy"): 4, ("dummy", "other", "dummy"): 8}
+    assert {kind[:3]: count for kind, count in seen.more_gone.items()} == {
+        ("dummy", "dummy", "dummy"): 4,
+        ("dummy", "other", "dummy"): 8,
+    }
     assert len(Gatherer(broker, all_gone=True).look().gone) == 12
     # A heartbeat ends a little sooner than its worker's name.
     raw.delete(*(keys.heartbeat(f"w{number}") for number in range(5, 12)))
