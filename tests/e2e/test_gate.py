@@ -75,6 +75,7 @@ def test_who_fails_the_gate_takes_nothing_and_others_work(here: Here, write_clas
     assert "bounds set by the class: max_abs_error 1e-12" in map(str.strip, table)
     status = job.status()
     assert (status.state, status.claims, status.live_workers) == (JobState.QUEUED, 0, 0)
+    assert ": did not start: the accuracy gate failed: model tiny, backend torch" in status.hindrance
     assert list(here.broker.workers.alive()) == []
 
     write_class(0.001)

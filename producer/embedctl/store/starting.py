@@ -46,15 +46,15 @@ class StartingWorkers:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def tell(self, instance: str, worker: Starting) -> None:
-        """Say what a worker does, which counts for :data:`keys.HEARTBEAT_TTL_S` seconds."""
+    def tell(self, instance: str, worker: Starting, counts_s: int = keys.HEARTBEAT_TTL_S) -> None:
+        """Say what a worker does, which counts for so many seconds, :data:`keys.GONE_TTL_S` at most."""
         now = self._connection.about_now_ms()
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
-            pipe.set(keys.starting(instance), json.dumps(asdict(worker)), ex=keys.HEARTBEAT_TTL_S)
-            pipe.zadd(keys.STARTING, {instance: now + keys.HEARTBEAT_TTL_S * 1000})
+            pipe.set(keys.starting(instance), json.dumps(asdict(worker)), ex=counts_s)
+            pipe.zadd(keys.STARTING, {instance: now + counts_s * 1000})
             pipe.zremrangebyscore(keys.STARTING, "-inf", now - 1)
-            pipe.expire(keys.STARTING, keys.HEARTBEAT_TTL_S)
+            pipe.expire(keys.STARTING, keys.GONE_TTL_S)
             pipe.execute()
 
     def end(self, instance: str) -> None:

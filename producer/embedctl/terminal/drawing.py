@@ -13,7 +13,7 @@ from itertools import chain
 from rich.text import Text
 
 from embedctl.queueing.routing import how_to_serve, redis_full
-from embedctl.store import GoneWorker, JobState, Kind, Starting
+from embedctl.store import GoneWorker, JobState, JobStatus, Kind, Starting
 from embedctl.store.workers import SILENT
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 from embedctl.terminal.job_facts import troubles
@@ -83,7 +83,7 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
         wants = [
             sum(1 + group.length for group in groups),
             sum(map(len, queues)),
-            sum(1 + len(troubles(pace.job)) for pace in overview.active)
+            sum(1 + len(_notes(pace.job)) for pace in overview.active)
             + (overview.active_count > len(overview.active))
             + sum(map(len, ended)),
         ]
@@ -154,7 +154,7 @@ def _sums(overview: Overview, width: int | None) -> Text:
         ("workers", number(len(overview.workers), width)),
         ("records/s", number(overview.rows_per_s, width)),
         ("tokens/s", number(overview.tokens_per_s, width)),
-        ("chunks", number(overview.chunks, width)),
+        ("chunks", number(overview.chunks, width) + "+" * (overview.active_count > len(overview.active))),
         ("jobs", number(overview.active_count, width)),
     ]
     line = plain("")
@@ -356,7 +356,16 @@ def _active_block(pace: JobPace, width: int | None) -> Block:
     progress = bar(pace.finished / job.records if job.records else 0.0, length)
     state = plain("stalled", _BAD) if job.stalled else plain(job.state, _STATE_STYLES.get(job.state, ""))
     row = _job_row(pace, state, progress, width)
-    return [row, *(plain(f"  {name}: {said}", _WARN) for name, said in troubles(job))]
+    return [row, *(plain(f"  {note}", _WARN) for note in _notes(job))]
+
+
+def _notes(job: JobStatus) -> list[str]:
+    """What stands below an active job."""
+    notes = [f"{name}: {said}" for name, said in troubles(job)]
+    if job.deaths:
+        workers = "a worker" if job.deaths == 1 else f"{job.deaths} workers"
+        notes.append(f"suspect: {workers} died over its texts; `embedctl status JOB` says of which")
+    return notes
 
 
 def _ended_block(pace: JobPace, now: datetime, width: int | None) -> Block:

@@ -20,9 +20,11 @@ from embedctl.store.workers import Offer
 from embedctl.waiting import overview
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
-from embedctl_config.errors import SettingsError
+from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+from embedctl_workers.serving.announcement import Announcement
+from embedctl_workers.serving.health import Health
 from embedctl_workers.supervising import registry_link
 from embedctl_workers.supervising.registry_link import RegistryLink
 from tests.support.redis_server import RedisServer
@@ -437,3 +439,17 @@ def test_a_death_is_reported_when_redis_is_back(
         assert fates(broker) == {"w": "killed by SIGKILL"}
     finally:
         link.close()
+
+
+def test_a_worker_that_ends_before_it_is_ready_is_shown_with_the_reason_until_another_starts(broker: Broker) -> None:
+    def announced() -> Announcement:
+        return Announcement(broker, Health(), "dummy:0@host", "dummy", ["dummy"])
+
+    with pytest.raises(ModelError), announced().telling_why_not():
+        raise ModelError("the accuracy gate failed: model m\nand a table")
+    told = broker.workers.not_ready
+    assert [each.doing for each in told.all()] == ["did not start: the accuracy gate failed: model m"]
+    another = announced()
+    eventually(lambda: [each.doing for each in told.all()] == ["starting"])
+    another.close()
+    assert told.all() == []

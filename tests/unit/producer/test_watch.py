@@ -193,6 +193,7 @@ def test_hundreds_of_workers_leave_room_for_the_rest_and_hide_none_that_hangs() 
     [
         ({"state": "submitting", "sealed": 0}, "stalled", ""),
         ({"lost_first": 3, "lost_last": 9}, "running", "lost: Redis lost chunks 3 to 9; the same corpus"),
+        ({"deaths": 2}, "running", "suspect: 2 workers died over its texts; `embedctl status JOB` says"),
         ({"mismatch": "b", "model_fingerprint": "a"}, "running", "mismatch: No live worker has the files of job"),
     ],
 )

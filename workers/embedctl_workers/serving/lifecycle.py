@@ -135,7 +135,8 @@ def run_worker(start: Start) -> int:
         announcement = Announcement(broker, health, start.usual_name, start.hardware, start.models)
         stack.callback(announcement.close)
         broker.connection.read_scripts()
-        served = _load_all(start, health, telemetry, stack)
+        with announcement.telling_why_not():
+            served = _load_all(start, health, telemetry, stack)
         if start.quarantine:  # only now: others die, and wait, until it is ready
             _step_back()
             bound_memory()
