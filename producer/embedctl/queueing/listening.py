@@ -100,13 +100,16 @@ class Listener:
         loop = asyncio.get_running_loop()
         heard: asyncio.Future[None] = loop.create_future()
         listening = Listening(job_id, seen, time.monotonic() + timeout_s, partial(_tell, loop, heard), only_end)
+        hurrying: asyncio.Future[None] | None = None
         try:
-            if self.add(listening):
-                await in_shared_thread(self.hurry, listening.until)
+            if self.add(listening):  # not awaited: the read may end by itself, with another job's event
+                hurrying = asyncio.ensure_future(in_shared_thread(self.hurry, listening.until))
             with suppress(TimeoutError):
-                await asyncio.wait_for(heard, listening.until - time.monotonic())
+                await asyncio.wait_for(heard, timeout_s)
         finally:
             self.remove(listening)
+            if hurrying is not None:
+                hurrying.cancel()
         return listening.seen
 
     def hurry(self) -> None:

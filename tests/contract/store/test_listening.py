@@ -118,6 +118,34 @@ def test_a_new_task_does_not_wait_for_the_read_that_goes_on(no_looks: None, brok
     asyncio.run(main())
 
 
+def test_a_task_hears_its_event_before_the_read_is_known_to_have_ended(
+    no_looks: None, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.workers.beat(row())
+    first, second = new_job(broker, 1), new_job(broker, 1)
+    hurrying, over = threading.Event(), threading.Event()
+
+    def hurry() -> None:
+        hurrying.set()
+        over.wait()
+
+    monkeypatch.setattr(broker.listener, "hurry", hurry)
+
+    async def main() -> None:
+        waits = asyncio.create_task(AsyncJob(Job(first, broker)).wait())
+        await blocked(broker)
+        later = asyncio.create_task(AsyncJob(Job(second, broker)).wait())
+        await until(hurrying.is_set)
+        for job_id, task in ((first, waits), (second, later)):
+            await asyncio.to_thread(work, broker, job_id, 0)
+            await asyncio.wait_for(task, PATIENCE_S)
+
+    try:
+        asyncio.run(main())
+    finally:
+        over.set()
+
+
 def test_a_cancelled_task_leaves_nothing_behind(broker: Broker, job: Job) -> None:
     async def main() -> None:
         waiting = [asyncio.create_task(AsyncJob(job).wait()) for _ in range(20)]
