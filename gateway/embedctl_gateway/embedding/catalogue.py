@@ -21,6 +21,8 @@ from embedctl_gateway.http.refusals import Refusal, invalid, unavailable
 
 #: A Redis that does not answer for so long counts as away (seconds).
 LOOK_S = 5.0
+#: What is known is renewed after this (seconds), while requests go on with it.
+_RENEWED_S = OFFERS_S / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,20 @@ class Catalogue:
         self._settings = settings
         self._broker = Broker.shared(settings)
         self._known: Mapping[str, Served] = {}
-        self._known_until = 0.0
+        self._known_at = -OFFERS_S
         self._looking: asyncio.Task[Mapping[str, Served]] | None = None
 
     async def served(self) -> Mapping[str, Served]:
         """The models by name, other spellings included. Raises Refusal if Redis does not answer, or is full, so that
         no worker is seen, and BrokerUnavailable if it can't be reached."""
-        if self._known and time.monotonic() < self._known_until:
+        age_s = time.monotonic() - self._known_at
+        if self._known and age_s < _RENEWED_S:
             return self._known
         if self._looking is None:
             self._looking = asyncio.create_task(in_shared_thread(self._look), context=for_nobody())
             self._looking.add_done_callback(self._looked)
+        if self._known and age_s < OFFERS_S:
+            return self._known
         try:
             async with asyncio.timeout(LOOK_S):
                 return await asyncio.shield(self._looking)  # others wait for it too
@@ -73,11 +78,11 @@ class Catalogue:
     def _looked(self, task: asyncio.Task[Mapping[str, Served]]) -> None:
         self._looking = None
         if not task.cancelled() and task.exception() is None:
-            self._known, self._known_until = task.result(), time.monotonic() + OFFERS_S
+            self._known, self._known_at = task.result(), time.monotonic()
 
     def _look(self) -> Mapping[str, Served]:
         with answers_by(time.monotonic() + LOOK_S):
-            offers = self._broker.workers.offers()
+            offers = self._broker.workers.offers(early_s=OFFERS_S - _RENEWED_S)  # what makes jobs asks for them too
         found: dict[str, Served] = {}
         for (hardware, name, precision), offer in sorted(offers.items()):
             if not self._takes(hardware):

@@ -278,7 +278,7 @@ class RemoteWorkers(WorkerRegistry):
         super().__init__(connection)
         self._jobs = jobs
 
-    def offers(self) -> Mapping[Offered, Offer]:
+    def offers(self, early_s: float = 0.0) -> Mapping[Offered, Offer]:
         return self._jobs.offers
 
     def alive(self, queue: str | None = None) -> Iterator[Any]:

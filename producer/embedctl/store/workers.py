@@ -200,10 +200,11 @@ class WorkerRegistry:
         members = keys.WORKERS if queue is None else keys.queue_workers(queue)
         return chain.from_iterable(self._slices(members, self._connection.now_ms(), "+inf"))
 
-    def offers(self) -> Mapping[Offered, Offer]:
-        """The offers of the live workers, one second old at most, with many workers five; an empty answer never is."""
+    def offers(self, early_s: float = 0.0) -> Mapping[Offered, Offer]:
+        """The offers of the live workers, one second old at most, with many workers five; an empty answer never is. Who
+        asks before others need to know has them renewed so much sooner."""
         now = time.monotonic()
-        if not self._offers or now >= self._offers_until:
+        if not self._offers or now >= self._offers_until - early_s:
             serving: dict[Offered, list[ServedModel]] = defaultdict(list)
             count = 0
             for worker in self.alive():
