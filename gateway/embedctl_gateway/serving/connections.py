@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 2500
 #: Lines of a request before its body. Proxies take up to 100 headers.
 MAX_LINES = 128
 #: A tenant that asked in this time may ask again, and pauses for it last this long at most (seconds).
-_LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.05
+_LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.03
 #: How often the cost of a turn is measured (seconds).
 _MEASURED_S = 0.1
 _LENGTHS = {b"content-length", b"transfer-encoding"}
