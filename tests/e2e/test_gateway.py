@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import os
 import re
 import signal
 import ssl
@@ -368,6 +369,9 @@ def test_the_command_answers_and_ends(here: Here, number: int, status: int) -> N
         url = re.search(r"the gateway is at (http://127\.0\.0\.1:\d+)/v1 for everyone on this machine alone", said)
         assert url, said
         assert httpx2.get(f"{url[1]}/health", verify=NO_TLS).json() == {"status": "ok"}
+        (batches,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        eventually(lambda: os.getpriority(os.PRIO_PROCESS, batches) == 10, what="the process of batches gives way")
+        assert os.getsid(batches) == batches  # Linux shares CPUs among sessions first
         process.send_signal(number)
         assert process.wait(60) == status
 
