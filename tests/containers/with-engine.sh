@@ -27,6 +27,9 @@ if docker compose version > /dev/null 2>&1 && docker info > /dev/null 2>&1; then
 [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || none "no container engine answers, and only root on Debian gets one here"
 
 mkdir -p "$KEPT/config/cli-plugins"
+# Two engines on the same data would spoil them. The engine inherits the lock, and has it for as long as it lives.
+exec 9> "$KEPT/lock"
+flock --nonblock 9 || die "an engine uses $KEPT; if its run was killed: kill $(pgrep -d ' ' -f "^dockerd .*--data-root $KEPT/data" || true)"
 # The path of a socket must be short.
 RUN=$(mktemp -d /tmp/engine-XXXXXX)
 export DOCKER_HOST=unix://$RUN/socket DOCKER_CONFIG=$KEPT/config
@@ -105,7 +108,7 @@ wheels() {
     for folder in ${PIP_FIND_LINKS:-$(python3 -m pip config get global.find-links 2> /dev/null)}; do
         [ -d "$folder" ] || continue
         bridge=$(ip -4 -o address show docker0 | awk '{sub("/.*", "", $4); print $4}')
-        setsid python3 -m http.server --bind "$bridge" --directory "$folder" 8998 > /dev/null 2>&1 < /dev/null &
+        setsid python3 -m http.server --bind "$bridge" --directory "$folder" 8998 > /dev/null 2>&1 < /dev/null 9>&- &
         WHEELS=$!
         FIND_LINKS="find-links = http://$bridge:8998/"$'\n'"trusted-host = $bridge"
     done
@@ -147,4 +150,4 @@ start
 wheels
 [ -n "${WHEELS:-}" ] || torch_for_cpus
 has "${BASES[0]}" && has "${BASES[1]}" || { timeout 60 docker pull --quiet "${BASES[0]}" && timeout 300 docker pull --quiet "${BASES[1]}"; } > /dev/null 2>&1 || stand_ins
-"$@"
+"$@" 9>&-
