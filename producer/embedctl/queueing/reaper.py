@@ -174,18 +174,13 @@ class Reaper:
         self._agenda.look_at(left, self._soonest(now_ms))
 
     def _tidied(self, job: ActiveJob) -> bool:
-        """Tidy a slice of a job; returns whether there is more to do. A job that is done is forgotten."""
+        """Tidy a slice of a job; returns whether there is more to do. A job that is done is looked after no longer."""
         upkeep = self._broker.upkeep
         cancelled = job.state is JobState.CANCELLED
         if not cancelled and (not job.settled or job.resumable):
             return upkeep.settle_slice(job.id)  # a script, because what is freed may be added again
         # If its error budget ended the job, the results stay to show what went wrong, and the waiting text is freed.
-        if not upkeep.free_slice(job.id, job.chunks, results=cancelled):
-            return True
-        if cancelled:
-            upkeep.expire(job.id, job.ttl_ms)
-        self._agenda.forget([job.id])
-        return False
+        return not upkeep.free_slice(job.id, job.chunks, results=cancelled)
 
     def _look_at(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
         for job in [job for job in jobs if job.abandoned]:

@@ -181,7 +181,7 @@ class Drains:
         for at in range(0, len(chunks), _SLICE):
             these = chunks[at : at + _SLICE]
             results = (keys.chunk_result(job_id, chunk) for chunk in these)
-            self._connection.script("free", [keys.job(job_id), *results], these)
+            self._connection.script("free", [keys.drained(job_id), *results], these)
 
     def unlink_drained(self, job_id: str, count: int) -> None:
         """Free what a drainer has left that died before it did, of the first `count` chunks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.chunk_files.references import MOST_BYTES
@@ -53,21 +53,24 @@ def _note(address: str) -> str:
 
 
 def unlink_with_bytes(
-    connection: Connection, files: ChunkFiles, chunks: Sequence[str], others: Sequence[str] = (), *, job: str = ""
+    connection: Connection,
+    files: ChunkFiles,
+    chunks: Sequence[str],
+    others: Sequence[str] = (),
+    unlink: Callable[[Sequence[str]], bool] | None = None,
 ) -> None:
     """Remove the inputs and results under these keys, other keys with them, and then their bytes, wherever they are.
 
-    With the key of a `job`, nothing is removed if that has not ended early, or has no longer: Redis may have come back
-    without its end. Raises ChunkFilesUnavailable if these bytes stay, and are nobody's.
+    `unlink` removes the keys, and returns whether it did. Raises ChunkFilesUnavailable if these bytes stay, and are
+    nobody's.
     """
-    if not chunks:
+    if not chunks and unlink is None:
         return
     outside = chunks if files.is_outside else ()
     values = connection.ask_each(outside, lambda pipe, key: pipe.getrange(key, 0, MOST_BYTES - 1))
-    if job:
-        answer, _ = connection.script("free", [job, *chunks, *others])
-        values = values if answer == "ok" else []
-    else:
+    if unlink is None:
         with connection.client() as client:
             client.unlink(*chunks, *others)
+    elif not unlink([*chunks, *others]):
+        return
     files.delete(values)

@@ -53,7 +53,7 @@ _BACKGROUND_S = 60
 _OF_LEDGER = ("make", "take_batch", "step_batch", "cancel_batch", "late", "relist_made", "drop_file")
 #: Scripts that are not about a job → the parts that they include.
 _PLAIN_SCRIPTS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("quota", "take_due", "note_event", "free"), ()),
+    **dict.fromkeys(("quota", "take_due", "note_event", "free", "let_go"), ()),
     **dict.fromkeys(_OF_LEDGER, ("ledger",)),
     "room": ("ledger", "rooms"),
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from embedctl.chunk_files import ChunkFiles
@@ -185,17 +186,21 @@ class Upkeep:
         return more
 
     def free_slice(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
-        """Free the next slice of a job's chunks, with or without their results. True if none is left.
+        """Free the next slice of a job's chunks, with or without their results. True if none is left: the reaper then
+        looks after the job no longer, and a cancelled one expires after its TTL.
 
         Bytes outside of Redis are left to the sweeper: the reaper does not wait for another place.
         """
         cursor = "freed_to" if results else "freed_inputs_to"
         at = self._cursor(job_id, cursor)
         end = min(at + _SLICE, chunks)
-        self._free(job_id, range(at, end), results=results)
-        if at or end < chunks:
-            self._move_cursor(job_id, cursor, 0 if end >= chunks else end)
+        to = [job_id, cursor, at, end if end < chunks else ""]
+        self._free(job_id, range(at, end), results=results, unlink=partial(self._let_go, job_id, to))
         return end >= chunks
+
+    def _let_go(self, job_id: str, to: Sequence[Any], doomed: Sequence[str]) -> bool:
+        """Remove keys of a job if it has ended early: Redis may have come back without its end."""
+        return self._connection.script("let_go", [keys.job(job_id), *doomed], to)[0] == "ok"
 
     def settle_slice(self, job_id: str) -> bool:
         """Shorten the lifetimes of an ended job's next chunks to the rest of its TTL; after the last chunk, its own.
@@ -205,17 +210,12 @@ class Upkeep:
         answer, rest = self._connection.script("settle", [keys.job(job_id)], [job_id, _SLICE])
         return answer == "ok" and bool(rest[0])
 
-    def expire(self, job_id: str, ttl_ms: int) -> None:
-        """Shorten the lifetime of a cancelled job after its chunks were freed."""
-        own = (keys.job(job_id), keys.events(job_id), keys.counted(job_id), keys.cursors(job_id))
-        self._connection.ask_each((*own, *_of_drain(job_id)), lambda pipe, key: pipe.pexpire(key, ttl_ms))
-
     def free(self, job_id: str, chunks: int, *, if_ended_early: bool = False) -> None:
         """Free all of a job's chunks, and their bytes outside of Redis; or only if it still has ended early. Writes
         nothing, so it works in a full Redis."""
+        unlink = partial(self._let_go, job_id, ()) if if_ended_early else None
         for at in range(0, chunks, _SLICE):
-            slice_ = range(at, min(at + _SLICE, chunks))
-            self._free(job_id, slice_, files=self._files, if_ended_early=if_ended_early)
+            self._free(job_id, range(at, min(at + _SLICE, chunks)), files=self._files, unlink=unlink)
 
     def _free(
         self,
@@ -224,14 +224,13 @@ class Upkeep:
         *,
         results: bool = True,
         files: ChunkFiles = _IN_REDIS,
-        if_ended_early: bool = True,
+        unlink: Callable[[Sequence[str]], bool] | None = None,
     ) -> None:
         kinds = (keys.chunk_input, keys.chunk_result) if results else (keys.chunk_input,)
         doomed = [key(job_id, chunk) for chunk in chunks for key in kinds]
         pointers = [keys.retry_pointer(job_id, chunk) for chunk in chunks] if results else []
-        job = keys.job(job_id) if if_ended_early else ""
         with suppress(ChunkFilesUnavailable):  # the sweeper removes the bytes later
-            unlink_with_bytes(self._connection, files, doomed, pointers, job=job)
+            unlink_with_bytes(self._connection, files, doomed, pointers, unlink)
 
     def remove(self, job_id: str) -> None:
         """Remove the remaining keys of a job after its chunks were freed, and its id from all lists."""
@@ -254,7 +253,7 @@ class Upkeep:
         while found:
             with self._connection.client() as client:
                 found = client.exists(*(key(job_id, chunk) for chunk in range(at, at + _SLICE) for key in kinds))
-            self._free(job_id, range(at, at + _SLICE), files=self._files, if_ended_early=False)
+            self._free(job_id, range(at, at + _SLICE), files=self._files)
             at += _SLICE
         with self._connection.client() as client:
             client.unlink(keys.job(job_id))

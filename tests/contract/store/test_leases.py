@@ -269,6 +269,11 @@ def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: Redis, monkeypatch
     assert broker.upkeep.free_slice(job_id, 3)
     assert keys_of(raw, job_id) == before
     broker.jobs.cancel(job_id)
+    assert not broker.upkeep.free_slice(job_id, 7)
+    raw.delete(keys.cursors(job_id))  # Redis came back at an earlier slice
+    broker.upkeep._let_go(job_id, [job_id, "freed_to", 3, ""], [keys.chunk_result(job_id, 0)])
+    assert raw.zscore(keys.ACTIVE, job_id) is not None
     assert [broker.upkeep.free_slice(job_id, 7) for _ in range(3)] == [False, False, True]
+    assert raw.zscore(keys.ACTIVE, job_id) is None
     assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
     assert broker.jobs.status(job_id).state == "cancelled"
