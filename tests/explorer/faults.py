@@ -190,6 +190,13 @@ FAULTS: dict[str, Fault] = {
         "a tenant's virtual time never goes back",
         (InScript("complete", "ARGV[8] - (estimated or 0)", "0 - ARGV[8] - (estimated or 0)"),),
     ),
+    "nobody names lists again whose names Redis lost": Fault(
+        "turns and losses",
+        "who has ended takes no turns",
+        (InScript("ring", "== 1 then name_lists(place) end", "== 2 then name_lists(place) end"),),
+        left={"lost turns": 1},
+        without=("canceller",),
+    ),
     # If no script schedules a look, that alone does no harm: the sweep mends it.
     "nobody looks after a job": Fault(
         "retry",
