@@ -31,6 +31,8 @@ _REDIS_START_S = 60.0
 _WORKER_START_S = 600.0
 #: How often they are asked meanwhile.
 _STARTING = Policy(0.05, 0.1)
+#: How much later than it is ready a worker may be noticed, as a part of what it took: asking costs it CPU time.
+_LATER = 0.05
 #: Longest path of a unix socket, without the file's name: sun_path of unix(7) has 108 bytes.
 _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
@@ -274,15 +276,16 @@ def _wait_for_redis(settings: Settings, process: subprocess.Popen[bytes], log_fi
 
 
 def _wait_for_worker(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:
-    deadline = time.monotonic() + _WORKER_START_S
+    started = time.monotonic()
     with closing(Broker.connect(settings)) as broker:
         # On another machine, a worker may have the same pid.
         look = broker.workers.here if machine_id() else broker.workers.alive
         while not any(worker.pid == process.pid for worker in look()):
             _still_running(process, "the worker", log_file)
-            if time.monotonic() > deadline:
+            took = time.monotonic() - started
+            if took > _WORKER_START_S:
                 raise WorkerError(f"the worker was not ready after {_WORKER_START_S:g} s; its log is {log_file}")
-            time.sleep(0.1)
+            time.sleep(max(0.05, took * _LATER))
 
 
 def _still_running(process: subprocess.Popen[bytes], what: str, log_file: Path) -> None:

@@ -17,7 +17,7 @@ from redis.utils import str_if_bytes
 
 from embedctl.store.observed import Observer, observed
 from embedctl.store.refusals import NO_HANDSHAKE, all_said, explained, is_cluster, is_full, is_not_now
-from embedctl.store.scripts import ScriptCall, script_names, script_source
+from embedctl.store.scripts import ScriptCall, script_source
 from embedctl.store.sentinels import client_of
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
 from embedctl_config.redis_url import secret_url, sentinels_of, tls_options
@@ -201,11 +201,6 @@ class Connection:
                 self.close()
                 answer, *rest = script(keys=script_keys, args=args)
         return answer.decode(), rest
-
-    def read_scripts(self) -> None:
-        """Read every script now: later, a process may have no file descriptor left to read one."""
-        for name in script_names():
-            self._script(name)
 
     def scripts(self, calls: Sequence[ScriptCall]) -> list[tuple[str, list[Any]] | BrokerRefused]:
         """Run many scripts in one round trip: the answer and the rest of each reply, or why Redis refused it."""

@@ -6,12 +6,11 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import takewhile
-from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -227,13 +226,6 @@ def flat(facts: Mapping[str, Any]) -> list[str]:
     return [str(each) for pair in facts.items() for each in pair]
 
 
-def script_names() -> Iterator[str]:
-    """The names of all scripts, without the parts that several of them include."""
-    shared = {part for parts in (_USUAL, *_PARTS.values(), *_PLAIN_SCRIPTS.values()) for part in parts}
-    names = {Path(file.name) for file in _FOLDER.iterdir()}
-    return (name.stem for name in names if name.suffix == ".lua" and name.stem not in shared)
-
-
 @cache
 def script_source(name: str) -> str:
     """The text of a script, as Redis is given it."""
@@ -350,6 +342,14 @@ def _hides(outer: re.Match[str], inner: re.Match[str]) -> bool:
     return not names.isdisjoint(_WORD.findall(inner[0]))
 
 
+def read_all() -> None:
+    """Read every script now: later, a process may have no file descriptor left to read one."""
+    for file in _FOLDER.iterdir():
+        if file.name.endswith(".lua"):
+            file_text(file.name.removesuffix(".lua"))
+
+
+@cache
 def file_text(name: str) -> str:
     """The text of a file of scripts."""
     return _FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8")

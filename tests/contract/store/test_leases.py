@@ -214,10 +214,9 @@ def test_what_happens_to_a_job_wakes_those_who_wait_for_it(broker: Broker, raw: 
 def test_a_process_without_file_descriptors_gives_back(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = new_job(broker, 1)
     claim(broker, job_id, 0)
-    scripts.script_source.cache_clear()
-    broker.connection.read_scripts()
-
-    monkeypatch.setattr(scripts, "file_text", Mock(side_effect=OSError(24, "Too many open files")))
+    scripts.file_text.cache_clear()
+    scripts.read_all()
+    monkeypatch.setattr(scripts, "_FOLDER", Mock(joinpath=Mock(side_effect=OSError(24, "Too many open files"))))
     scripts.script_source.cache_clear()
     assert broker.jobs.release(job_id, 0, "t", delay_s=1)
 

@@ -21,7 +21,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.gate_texts import KNOWN_GOOD, PROMPT, TEXTS
-from embedctl_workers.models.noted import note, noted, software
+from embedctl_workers.models.noted import files_in, note, noted, software
 from embedctl_workers.models.references import references_for
 
 _NAMES = tuple(TEXTS)
@@ -46,8 +46,9 @@ def run_gate(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Repo
     if hardware.device == "cpu":
         bounds = hardware.thresholds(backend.reference.bounds)
         engine = [backend.engine, dict(hardware.options), encoder.token_budget, host.threads]
+        kernels = files_in(host.cache / "kernels")
         promise = [hardware.precision, hardware.overrides_in_words, asdict(bounds)]
-        facts = [backend.fingerprint, hardware.backend, engine, promise, software(host.cache)]
+        facts = [backend.fingerprint, hardware.backend, engine, promise, software(), kernels]
         report = _passed_before(noted(host.cache, "passed", facts))
         if report is not None and _still(encoder, report.bounds, references_for(backend.reference.files, host)):
             return report

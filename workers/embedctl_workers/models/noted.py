@@ -43,19 +43,27 @@ def note(cache: Path, kind: str, facts: object, finding: object) -> None:
         log.debug("what was found is not noted: %s", error)
 
 
-def software(cache: Path) -> list[object]:
-    """What computes vectors on this CPU, beside a model's files: a finding about vectors holds for this alone.
+def software() -> list[object]:
+    """What computes on this CPU, beside the files of a model and what was compiled: some findings hold for this alone.
 
-    The files of our package and of the compiled kernels count by their size and time of change, libraries by their
-    version.
+    Files of our package count by their size and time of change, libraries by their version.
     """
     ours = [Path(folder) for folder, _, _ in os.walk(_PACKAGE) if not folder.endswith("__pycache__")]
     return [
         cpu_identity(),
         [_version(name) for name in _LIBRARIES],
         sorted(each for each in os.environ.items() if each[0].startswith(_VARIABLES)),
-        [_files(folder) for folder in (*ours, cache / "kernels")],
+        [files_in(folder) for folder in ours],
     ]
+
+
+def files_in(folder: Path) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of change of the files of a folder; none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        found = [(each.name, each.stat()) for each in entries if each.is_file()]
+    return sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
 
 
 def _version(library: str) -> str | None:
@@ -63,14 +71,6 @@ def _version(library: str) -> str | None:
         return version(library)
     except PackageNotFoundError:
         return None
-
-
-def _files(folder: Path) -> list[tuple[str, int, int]]:
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        found = [(each.name, each.stat()) for each in entries if each.is_file()]
-    return sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
 
 
 def _path(cache: Path, kind: str, facts: object) -> Path:

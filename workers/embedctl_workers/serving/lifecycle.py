@@ -25,7 +25,7 @@ from embedctl.common.notices import Reminder
 from embedctl.operating.monitoring.endpoint import Endpoint
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
-from embedctl.store import ServedModel, WorkerRow
+from embedctl.store import ServedModel, WorkerRow, scripts
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import BrokerFull, BrokerUnavailable, MissingExtra, ModelError, ModelNotFound
@@ -134,7 +134,7 @@ def run_worker(start: Start) -> int:
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         announcement = Announcement(broker, health, start.usual_name, start.hardware, start.models)
         stack.callback(announcement.close)
-        broker.connection.read_scripts()
+        scripts.read_all()
         with announcement.telling_why_not():
             served = _load_all(start, health, telemetry, stack)
         if start.quarantine:  # only now: others die, and wait, until it is ready

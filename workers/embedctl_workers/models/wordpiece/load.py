@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -14,6 +16,7 @@ from tokenizers import Tokenizer
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED, compiled
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
+from embedctl_workers.models.noted import note, noted, software
 from embedctl_workers.models.wordpiece.compiled import CompiledWordPiece, load_library
 from embedctl_workers.models.wordpiece.odd_words import OddWords
 from embedctl_workers.models.wordpiece.rules import NotSupported, Rules, rules_of
@@ -30,8 +33,9 @@ def fast_tokenizer_for(tokenizer: Tokenizer, host: Host) -> CompiledWordPiece | 
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.no_truncation()
     plain.no_padding()
+    text = plain.to_str()
     try:
-        rules = rules_of(json.loads(plain.to_str()))
+        rules = rules_of(json.loads(text))
         library = compiled(files("embedctl_workers.models.wordpiece") / "wordpiece.c", _FLAGS, host, load_library)
     except NotSupported as why:
         log.debug("no compiled tokenizer: %s", why)
@@ -40,9 +44,13 @@ def fast_tokenizer_for(tokenizer: Tokenizer, host: Host) -> CompiledWordPiece | 
         log.info("no compiled tokenizer, which would be several times faster: %s", error)
         return None
     fast = CompiledWordPiece(library, rules, OddWords(plain))
-    if not _agrees(fast, plain, rules):
-        log.warning("the compiled tokenizer differs from the library and is not used: please report the model")
-        return None
+    # What was compiled is named by its source, flags, compiler and CPU.
+    facts = [hashlib.sha256(text.encode()).hexdigest(), Path(library._name).name, software()]
+    if not noted(host.cache, "tokenizers", facts):
+        if not _agrees(fast, plain, rules):
+            log.warning("the compiled tokenizer differs from the library and is not used: please report the model")
+            return None
+        note(host.cache, "tokenizers", facts, True)
     log.info("compiled tokenizer")
     return fast
 
