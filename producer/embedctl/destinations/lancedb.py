@@ -29,6 +29,8 @@ from embedctl_config.errors import (
 from embedctl_config.record_ids import MAX_DIGITS, IdType, RecordId
 from embedctl_config.settings import Settings
 
+#: How much LanceDB reads ahead as it gathers the pieces of a table (bytes), 2 GiB by default. It looks once.
+os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(32 * 1024 * 1024))
 try:
     import lancedb
     import pyarrow as pa
@@ -45,6 +47,8 @@ _PASSING = re.compile(r"LanceError\(IO\)|commit conflict|concurrent", re.IGNOREC
 _SOURCE = re.compile(r", /\S+\.rs:\d+(:\d+)?$")
 #: Rows that are listed together.
 _LISTED = 10_000
+#: Changes, each of which makes a small piece of a table, until these are gathered. LanceDB's manual says the same.
+_GATHERED = 20
 #: Rows that are added to an empty table without a look at what it holds. Their ids are remembered, some 80 bytes each.
 _MOST_ADDED = 1_000_000
 
@@ -141,9 +145,10 @@ class LanceTable(Destination):
         try:
             if self._changed:
                 with self._explained():
-                    # Once, at the end: it gathers the files of all batches into fewer ones.
-                    self._table.optimize()
-                    self._sync()
+                    # Not each night: it writes a table of less than a million rows again.
+                    if self._table.stats()["fragment_stats"]["num_small_fragments"] > _GATHERED:
+                        self._table.optimize()
+                        self._sync()
         finally:
             self._changed, self._table, self._own_version = False, None, None
             self._added.clear()

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from embedctl.destinations import writing
+from embedctl.destinations import lancedb, writing
 from embedctl.destinations.interface import Batch
 from embedctl.destinations.lancedb import LanceTable
 from embedctl.destinations.registry import destination_of
@@ -143,6 +143,20 @@ def test_a_program_that_compacts_a_lance_table_is_no_refusal(in_lance: Lance, mo
     destination.write(batch(["b"]))
     optimize = Mock(side_effect=RuntimeError("lance error: Retryable commit conflict for version 3: This Rewrite …"))
     monkeypatch.setattr("lancedb.table.LanceTable.optimize", optimize)
+    monkeypatch.setattr(lancedb, "_GATHERED", 1)
     writing.tried(destination.close)
     assert optimize.called
     assert sorted(in_lance.rows()) == ["a", "b"]
+
+
+def test_small_pieces_of_a_lance_table_are_gathered_once_they_are_many(in_lance: Lance) -> None:
+    def pieces() -> int:
+        return int(in_lance.opened().stats()["fragment_stats"]["num_fragments"])
+
+    written(in_lance, batch(["a"]))
+    for night in range(lancedb._GATHERED - 1):
+        written(in_lance, batch([f"{night}"]))
+    assert pieces() == lancedb._GATHERED
+    written(in_lance, batch(["last"]))
+    assert pieces() == 1
+    assert len(in_lance.rows()) == lancedb._GATHERED + 1
