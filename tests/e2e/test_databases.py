@@ -289,7 +289,7 @@ def test_run_refuses_ids_before_it_starts_anything_and_else_delivers(here: Here,
     (here.folder / "c.txt").write_text("one\n\ntwo\n")
     twice, without = run("c.jsonl"), run("c.txt")
     assert (twice.returncode, without.returncode) == (2, 2)
-    assert "record 1: its id is that of record 0" in twice.stderr
+    assert "c.jsonl, line 2: its id is that of c.jsonl, line 1" in twice.stderr
     assert "--duplicates position" in without.stderr
     assert "Loading" not in twice.stderr + without.stderr
     done = run("c.txt", "--duplicates", "position")

@@ -11,8 +11,7 @@ from embedctl.cli.options import json_option
 from embedctl.cli.results import failed_line
 from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
-from embedctl.corpus.unique import UniqueIds
-from embedctl.destinations.ids import Duplicates, no_id, repeated
+from embedctl.destinations.ids import ONE_OF_EACH, Duplicates, no_id
 from embedctl.destinations.interface import Contract, Destination
 from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
 from embedctl.destinations.rows import Options
@@ -72,14 +71,7 @@ class DatabaseChoice:
             raise SettingsError("a batch file is answered in a .jsonl: name that with -o, in place of a database")
         if not corpus.rereadable or self.options.duplicates is not Duplicates.ERROR:
             return self
-        with UniqueIds() as ids:
-            for position, record in enumerate(corpus.good_records()):
-                if record.id is None:
-                    raise no_id(1, [position])
-                ids.add(record.id, position)
-            ids.find()
-        if ids.count:
-            raise repeated(ids)
+        corpus.check_unique(ONE_OF_EACH, lambda position: no_id(1, [position]))
         return replace(self, options=replace(self.options, ids_are_unique=True))
 
 

@@ -14,7 +14,7 @@ from embedctl.corpus.inputs import FORMATS, expanded, guess_format
 from embedctl.corpus.kept import names_with_values
 from embedctl.corpus.records import Record
 from embedctl.corpus.rows import ID_FIELD, Line, Places, Rows
-from embedctl.corpus.unique import UniqueIds, repeated
+from embedctl.corpus.unique import MUST_BE, UniqueIds, repeated
 from embedctl_config.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -91,22 +91,28 @@ class Corpus:
             file.check_pipe(self.rows)
         self._tell_dialects()
 
-    def check_unique(self) -> None:
-        """Read the files once, up to the limit, and raise InputError for ids that occur twice.
+    def check_unique(self, why: str = MUST_BE, without: Callable[[int], InputError] | None = None) -> None:
+        """Read the files once, up to the limit, and raise InputError for ids that occur twice, which says `why` they
+        may not.
 
-        A record without an id has no twin. The error may also be that there is no room for temporary files.
+        A record without an id has no twin; or else its position has the error `without`. The error may also be that
+        there is no room for temporary files.
         """
         with UniqueIds() as ids:
             for position, record in enumerate(self.good_records()):
                 if record.id is not None:
                     ids.add(record.id, position)
+                elif without is not None:
+                    raise without(position)
             ids.find()
         if ids.count:
             wanted = {position for pair in ids.first for position in pair}
             rows = Places(self.rows.max_bytes, self.rows.text_field, self.rows.id_field, template=self.rows.template)
             places = (record.text.decode() for record in self.good_records(rows))
             at = {position: place for position, place in enumerate(places) if position in wanted}
-            raise repeated(ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first])
+            raise repeated(
+                ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first], why
+            )
 
     def good_records(self, rows: Rows | None = None) -> Iterator[Record]:
         """The records, up to the limit, made of their rows in this way; lines that are none are left out."""

@@ -20,11 +20,13 @@ _HELD = 2**18
 _COST = "checking that ids are unique takes 24 bytes for each"
 #: Pairs of equal ids that are named.
 _NAMED = 10
+MUST_BE = "ids must be. Rename them, or give --duplicates all"
 
 
 class UniqueIds:
     """Takes ids, and tells how many were there before (`count`), and some pairs of places with equal ids (`first`):
-    that of the later one, and that of one before it. A context manager, which removes what it has written.
+    that of the later one, and that of one before it; `lines` names them. A context manager, which removes what it has
+    written.
 
     It keeps the first place of each id, or with `last` the last one; `others` is called with the places that are not
     kept (uint64), each once. `cost` is as for :class:`Runs`.
@@ -76,6 +78,11 @@ class UniqueIds:
         for (part,) in parts_of(self._runs):
             self._distinct(part)
 
+    @property
+    def lines(self) -> list[str]:
+        """The pairs in words, for places that are positions."""
+        return [f"record {again}: its id is that of record {before}" for again, before in self.first]
+
     def _spill(self) -> None:
         """Hand over what is held, each id once, so that no file is large because an id is frequent."""
         self._runs.add(self._distinct(self._held[: self._used]))
@@ -107,10 +114,11 @@ def checked(records: Iterable[Record]) -> Iterator[Record]:
             yield record
         ids.find()
     if ids.count:
-        raise repeated(ids.count, [f"record {again}: its id is that of record {before}" for again, before in ids.first])
+        raise repeated(ids.count, ids.lines)
 
 
-def repeated(count: int, lines: list[str]) -> InputError:
+def repeated(count: int, lines: list[str], why: str = MUST_BE) -> InputError:
+    """The error for so many ids that occur twice, some of which are named; `why` they may not."""
     what = "1 id is" if count == 1 else f"{count:,} ids are"
     more = ["…"] if count > len(lines) else []
-    return InputError(f"{what} not unique, and ids must be. Rename them, or give --duplicates all", *lines, *more)
+    return InputError(f"{what} not unique, and {why}", *lines, *more)

@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.corpus.unique import UniqueIds
+from embedctl.corpus.unique import UniqueIds, repeated
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import InputError
 from embedctl_config.record_ids import RecordId
@@ -16,7 +16,10 @@ from embedctl_config.record_ids import RecordId
 #: Records, or ids, that a message names.
 NAMED = 10
 _FIX = "use --duplicates position, which makes ids of the job and the position (duplicates= in Python)"
-_FIX_TWICE = f"write the first or the last one with --duplicates first|last, or {_FIX}"
+#: Why no id may occur twice, and what to do.
+ONE_OF_EACH = (
+    f"a database keeps one record for each: write the first or the last one with --duplicates first|last, or {_FIX}"
+)
 
 
 class Duplicates(StrEnum):
@@ -67,7 +70,7 @@ def decided(heads: Iterable[ChunkVectors], records: int, duplicates: Duplicates)
     if without:
         raise no_id(without, nameless)
     if ids.count and duplicates is Duplicates.ERROR:
-        raise repeated(ids)
+        raise repeated(ids.count, ids.lines, ONE_OF_EACH)
     return left_out
 
 
@@ -83,11 +86,3 @@ def no_id(count: int, first: list[int]) -> InputError:
     what = "1 record has no id" if count == 1 else f"{count:,} records have no id"
     names = ", ".join(map(str, first)) + (", …" if count > len(first) else "")
     return InputError(f"{what}, and a database knows records by their ids: {_FIX}. Positions: {names}")
-
-
-def repeated(ids: UniqueIds) -> InputError:
-    """The error for ids that occur twice. It names some of them."""
-    what = "1 id is" if ids.count == 1 else f"{ids.count:,} ids are"
-    lines = [f"record {again}: its id is that of record {before}" for again, before in ids.first]
-    more = ["…"] if ids.count > len(lines) else []
-    return InputError(f"{what} not unique, and a database keeps one record for each: {_FIX_TWICE}", *lines, *more)
