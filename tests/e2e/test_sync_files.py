@@ -50,7 +50,7 @@ def test_the_output_is_that_of_a_full_run_and_an_unchanged_corpus_makes_no_job(h
 
     here.start_worker()
     before, sync = many(300), ("--sync", "-o", f"v.{suffix}")
-    submitted(here, before, "-o", f"v.{suffix}")
+    assert counts(submitted(here, before, *sync)) == (0, 0, 300), "there is no file yet"
     first, jobs = files(), here.broker.jobs.newest_ids(9)
     facts = submitted(here, before, *sync, prepare=SMALL_BLOCKS)
     assert (counts(facts), facts["id"]) == ((300, 0, 0), None)
@@ -65,25 +65,6 @@ def test_the_output_is_that_of_a_full_run_and_an_unchanged_corpus_makes_no_job(h
     else:
         np.testing.assert_array_equal(np.load(here.folder / "v.npy"), reference(list(after.values())))
     assert here.broker.jobs.newest_ids(9) == jobs
-
-
-def test_every_night_the_same_command(here: Here) -> None:
-    """The first night, there is no file yet."""
-    here.start_worker()
-    documents = many(30)
-
-    def night() -> tuple[int, int, int]:
-        done = here.embedctl("run", here.write(documents), "--sync", "-o", "vectors.parquet", "--json")
-        assert_holds(here.folder / "vectors.parquet", documents)
-        return counts(told(done))
-
-    assert night() == (0, 0, 30)
-    assert night() == (30, 0, 0)
-    del documents["id-3"]
-    documents |= {"id-4": "another text", "id-30": "new"}
-    assert night() == (28, 0, 2)
-    (here.folder / "vectors.parquet").unlink()
-    assert night() == (0, 0, 30)
 
 
 def test_other_vectors_are_neither_copied_nor_hits_of_a_cache(here: Here) -> None:
