@@ -19,6 +19,7 @@ try:
     from psycopg import sql
 
     from embedctl.destinations.postgresql_errors import explained, reason
+    from embedctl.destinations.postgresql_table import checked_columns, vector_type
 except ImportError as error:
     raise MissingExtra("pgvector", "postgresql://") from error
 
@@ -148,15 +149,11 @@ class PostgresTable(Destination):
         return self._connection
 
     @property
-    def _type_name(self) -> str:
-        return "halfvec" if self._contract.dtype == "float16" else "vector"
-
-    @property
     def _id_type(self) -> sql.SQL:
         return sql.SQL(self.id_type.sql)
 
     def _type(self) -> sql.Composed:
-        return sql.SQL("{}({})").format(sql.SQL(self._type_name), sql.Literal(self._contract.dim))
+        return sql.SQL("{}({})").format(sql.SQL(vector_type(self._contract)), sql.Literal(self._contract.dim))
 
     def _added(self, cursor: psycopg.Cursor[Any], batch: Batch) -> bool:
         """Copy a batch into the table itself, which takes half the time; whether that was possible."""
@@ -224,7 +221,8 @@ class PostgresTable(Destination):
             query = sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)')
             facts = self._number, self._contract.text, self._contract.digest
             cursor.execute(query.format(_beside_values(self._contracts)), facts)
-        self._check_columns(cursor)
+        column, self._columns = checked_columns(cursor, self._number, self.name, self._contract)
+        self._check_ids(column)
         return holds_rows
 
     def _make_extension(self, cursor: psycopg.Cursor[Any]) -> None:
@@ -274,39 +272,6 @@ class PostgresTable(Destination):
                 f"choose a table that does not exist yet"
             )
         self.take_ids(found, self._contract)
-
-    def _check_columns(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Refuse a table that was made by someone else, if it lacks what is needed."""
-        rows = cursor.execute(
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
-            (self._number,),
-        ).fetchall()
-        types: dict[str, str] = {name: kind.rpartition(".")[2] for name, kind in rows}
-        self._check_ids(types.get("id", "none"))
-        kind, dim = self._type_name, self._contract.dim
-        sized = f"{kind}({dim})" if dim else types.get("embedding", "")  # any length, while that is not known
-        expected = {"source": ("bytea",), "embedding": (sized, kind) if sized.startswith(kind) else (kind,)}
-        for name, allowed in expected.items():
-            if types.get(name) not in allowed:
-                raise OutputError(
-                    f"{self.name}: the table needs a column {name} of the type {allowed[0]}, and it has "
-                    f"{types.get(name, 'none')}: add it with ALTER TABLE, or choose a table that does not exist yet"
-                )
-        self._columns = COLUMNS[: 4 if types.get("metadata") == "jsonb" else 3]
-        exact = cursor.execute(
-            "SELECT bool_and(c.collisdeterministic IS NOT FALSE) FROM pg_index i "
-            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
-            "LEFT JOIN pg_collation c ON c.oid IN (a.attcollation, i.indcollation[0]) "
-            "WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indnkeyatts = 1 "
-            "AND i.indpred IS NULL AND a.attname = 'id'",
-            (self._number,),
-        ).fetchone()
-        if exact != (True,):
-            raise OutputError(
-                f"{self.name}: the column id is not unique by its very characters: make it so with ALTER TABLE … ADD "
-                "UNIQUE (id), not deferrable, and with a deterministic collation"
-            )
 
 
 def _beside_values(name: sql.Identifier) -> sql.SQL:
