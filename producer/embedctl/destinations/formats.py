@@ -113,7 +113,7 @@ def refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbe
 
 def followed(path: Path) -> Path:
     """The file that a link leads to, so that it is written, and not replaced by another file; or else the path."""
-    return path.resolve() if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if path.is_symlink() else path  # resolve() raises for a link to itself
 
 
 def refuse_no_file(path: Path) -> None:

@@ -78,6 +78,9 @@ def test_a_link_is_followed_and_a_pipe_is_refused(kind: str, job: Job, tmp_path:
     assert link.is_symlink()
     assert target.is_file()
     assert list(link.parent.iterdir()) == [link]
+    (loop := tmp_path / f"loop.{kind}").symlink_to(loop)
+    job.deliver(loop)
+    assert loop.is_file()
     with pytest.raises(UnusableOutput, match="it is no file"):
         job.deliver(pipe)
     assert list(pipe.parent.iterdir()) == [pipe]
