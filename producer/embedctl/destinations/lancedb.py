@@ -144,15 +144,18 @@ class LanceTable(Destination):
     def close(self) -> None:
         try:
             if self._changed:
-                with self._explained():
-                    # Not each night: it writes a table of less than a million rows again.
-                    if self._table.stats()["fragment_stats"]["num_small_fragments"] > _GATHERED:
-                        self._table.optimize()
-                        self._sync()
+                self._gather()
         finally:
             self._changed, self._table, self._own_version = False, None, None
             self._added.clear()
             self._stack.close()
+
+    def _gather(self) -> None:
+        """Gather the small pieces of a table once they are many: it writes one of less than a million rows again."""
+        with self._explained():
+            if self._table.stats()["fragment_stats"]["num_small_fragments"] > _GATHERED:
+                self._table.optimize()
+                self._sync()
 
     def _is_new(self, batch: Batch) -> bool:
         """Whether it is certain, without a look at its rows, that the table has none of the ids."""
