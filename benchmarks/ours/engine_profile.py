@@ -13,14 +13,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from benchmarks.ours.service import Figures, seconds_of
+from benchmarks.ours.service import Figures
 
 from embedctl_bench.engines import count_of
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import EngineAdapter
 from embedctl_bench.peers.models import measured_model, peers_folder
 from embedctl_bench.texts.workloads import make_workload
 from embedctl_config.settings import Settings
-from embedctl_workers.backends.torch.packed import int8, kernels, linear, native, tiles
+from embedctl_workers.backends.torch.packed import fused, kernels, linear, native, tiles
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.models.cache import cache_folder, private_folder
 
@@ -33,14 +33,14 @@ _PARTS: Mapping[str, str] = {
     "add_layer_norm": "residual and LayerNorm",
     "gelu": "GELU",
     "project": _PRODUCTS,
-    "int8_linear": _PRODUCTS,
+    "fused_linear": _PRODUCTS,
     "finish": _FUSED,
-    "int8_rest": _FUSED,
+    "fused_rest": _FUSED,
 }
 
 
 def engine_profile(*, model: str = "all-MiniLM-L6-v2", hardware: str = "cpu", workload: str = "W1") -> Figures:
-    """Where the time of a worker's engine goes, on one thread: its parts as shares of the whole.
+    """Where the CPU time of a worker's engine goes, on one thread: its parts as shares of the whole.
 
     Calls into the compiled libraries and torch's products are timed; what is left is Python, pooling and torch's views.
     A part that a library computes in one pass with its products, such as GELU, has no time of its own.
@@ -57,7 +57,9 @@ def engine_profile(*, model: str = "all-MiniLM-L6-v2", hardware: str = "cpu", wo
         engine = EngineAdapter(measured.folder, 1, load.chunk, str(cache_folder(settings)), hardware, entry)
         engine.encode(texts[: len(texts) // 4])
         spent.clear()
-        whole = seconds_of(lambda: engine.encode(texts))
+        began = time.thread_time()
+        engine.encode(texts)
+        whole = time.thread_time() - began
     spent["everything else"] = whole - sum(spent.values())
     shares = {f"share of {part}": part_s / whole for part, part_s in sorted(spent.items(), key=lambda each: -each[1])}
     return {**shares, "tokens/s": load.tokens / whole}
@@ -69,11 +71,11 @@ def _timed(spent: defaultdict[str, float]) -> Iterator[None]:
 
     def timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            began = time.perf_counter()
+            began = time.thread_time()
             try:
                 return call(*args, **options)
             finally:
-                spent[part] += time.perf_counter() - began
+                spent[part] += time.thread_time() - began
 
         return run
 
@@ -85,7 +87,7 @@ def _timed(spent: defaultdict[str, float]) -> Iterator[None]:
         return found
 
     with ExitStack() as stack:
-        for module in (kernels, tiles, int8):
+        for module in (kernels, tiles, fused):
             stack.enter_context(patch.object(module, "library", library))
         for product in (linear.BlasLinear, linear.OneDnnLinear, linear.OneDnnBf16Linear):
             stack.enter_context(patch.object(product, "__call__", timed(product.__call__, _PRODUCTS)))

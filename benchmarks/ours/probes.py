@@ -38,6 +38,8 @@ PROBES: Mapping[str, Sequence[str]] = {
     "poison": ("poison",),
     "accuracy": ("accuracy",),
     "engine_profile": ("engine_profile",),
+    "engines_by_cpu": ("engines_by_cpu",),
+    "choices": ("choices",),
 }
 _MODULES = {name: module for module, names in PROBES.items() for name in names}
 

@@ -50,6 +50,10 @@ class ChildProcess:
             )
         self._busy = True
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def call(self, **request: Any) -> dict[str, Any]:
         """Send a request and wait for the answer, as :meth:`answer`."""
         assert self._process.stdin

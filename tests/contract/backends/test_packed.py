@@ -22,7 +22,7 @@ from embedctl_workers.backends.torch.packed.kernels import (
     TorchKernels,
     load_kernels,
 )
-from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear, fastest_linear
+from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import compiling
 from embedctl_workers.models.cache import private_folder
@@ -147,18 +147,6 @@ def test_products_are_linear_layers(product: type[BlasLinear] | type[OneDnnLinea
         if product.FUSES_GELU:
             fused = product(weight, bias, gelu=True)(x)
             assert_close(fused, torch.nn.functional.gelu(expected), atol=1e-4, rtol=1e-4)
-
-
-def test_a_product_that_is_missing_or_wrong_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(64, 32)
-    monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x, out=None: torch.zeros(len(x), 64))
-    assert fastest_linear(weight) is BlasLinear
-
-    def missing(*_: object, **__: object) -> None:
-        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
-
-    monkeypatch.setattr(OneDnnLinear, "__init__", missing)
-    assert fastest_linear(weight) is BlasLinear
 
 
 def test_robertas_positions_begin_behind_the_padding_token_and_leave_it_out() -> None:

@@ -20,7 +20,7 @@ from embedctl_workers.backends.torch import int8 as backend_module
 from embedctl_workers.backends.torch.int8 import TorchInt8Backend
 from embedctl_workers.backends.torch.packed import native
 from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.int8 import Int8Layer, Int8Library, Product
+from embedctl_workers.backends.torch.packed.fused import VNNI, FusedLayer, Int8Library, Product
 from embedctl_workers.backends.torch.packed.kernels import Texts
 from embedctl_workers.backends.torch.packed.weights import Layer
 from embedctl_workers.machine.host import Host
@@ -35,11 +35,19 @@ pytestmark = [pytest.mark.needs("compiler"), pytest.mark.usefixtures("seeded")]
 
 Matrix = npt.NDArray[Any]
 EMULATED = "-DINT8_EMULATED"
-#: Where the instruction is emulated in plain C: the level of CPUs with registers of so many floats.
-LEVEL_OF = {"16 lanes": "x86-64-v4", "8 lanes": "x86-64-v3", "4 lanes": "x86-64"}
+#: The level of CPUs with registers of so many floats. Where it says lanes, VNNI's instruction is emulated in plain C.
+LEVEL_OF = {
+    "AVX512 without VNNI": "x86-64-v4",
+    "AVX2": "x86-64-v3",
+    "16 lanes": "x86-64-v4",
+    "8 lanes": "x86-64-v3",
+    "4 lanes": "x86-64",
+}
 VARIANTS = (
     pytest.param("native", marks=[pytest.mark.needs("vnni"), pytest.mark.slow]),
-    pytest.param("8 lanes", marks=pytest.mark.needs("avx2")),
+    pytest.param("AVX512 without VNNI", marks=[pytest.mark.needs("avx512"), pytest.mark.slow]),
+    pytest.param("AVX2", marks=pytest.mark.needs("avx2")),
+    pytest.param("8 lanes", marks=[pytest.mark.needs("avx2"), pytest.mark.slow]),
     pytest.param("16 lanes", marks=[pytest.mark.needs("avx512"), pytest.mark.slow]),
     pytest.param("4 lanes", marks=[pytest.mark.needs("x86"), pytest.mark.slow]),
 )
@@ -55,20 +63,22 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patch:
         if level:
             patch.setenv(LEVEL_VARIABLE, level)
-        return Int8Library(Host(threads=1, cache=tmp_path_factory.mktemp("cache")), (EMULATED,) if level else ())
+        return Int8Library(
+            Host(threads=1, cache=tmp_path_factory.mktemp("cache")), (EMULATED,) if "lanes" in request.param else ()
+        )
 
 
 @pytest.fixture
 def runnable(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not chooser._VNNI & cpu_flags():
-        monkeypatch.setattr(chooser, "_VNNI", cpu_flags())
+    if not chooser._BYTE_PRODUCTS & cpu_flags():
+        monkeypatch.setattr(chooser, "_BYTE_PRODUCTS", cpu_flags())
         monkeypatch.setattr(backend_module, "FLAGS", (EMULATED,))
 
 
 def linear(library: Int8Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The product, with a row after its result that must stay as it is."""
     y = torch.full((len(x) + 1, len(weight)), 7.0)
-    library.linear(x, Product(weight, bias, library.panel), y[:-1], Buffers())
+    library.linear(x, Product(weight, bias, library), y[:-1], Buffers())
     assert (y[-1] == 7).all()
     return y[:-1]
 
@@ -86,9 +96,9 @@ def quantised(x: Matrix) -> Matrix:
     return back
 
 
-def rounded(weight: Matrix) -> Matrix:
-    """What is left of each output's weights after they are mapped to -127…127 and back."""
-    scale = np.maximum(np.abs(weight).max(axis=1, keepdims=True) / 127, 1e-300)
+def rounded(weight: Matrix, most: int) -> Matrix:
+    """What is left of each output's weights after they are mapped to -most…most and back."""
+    scale = np.maximum(np.abs(weight).max(axis=1, keepdims=True) / most, 1e-300)
     back: Matrix = scale * np.rint(weight / scale)
     return back
 
@@ -98,8 +108,10 @@ def test_a_product_of_what_bytes_hold_is_exact(library: Int8Library, shape: tupl
     """Rows and weights on the grids that they are mapped to lose nothing: what is left is float32's own rounding."""
     inputs, outputs = shape
     for rows in ROWS:
-        x, weight = torch.randint(0, 256, (rows, inputs)), torch.randint(-127, 128, (outputs, inputs))
-        x[:, 0], x[:, 1], weight[:, 2] = 0, 255, 127
+        most = library.most_byte
+        x, weight = torch.randint(0, 256, (rows, inputs)), torch.randint(-most, most + 1, (outputs, inputs))
+        x[:, :2], weight[0] = torch.tensor([0, 255]), most
+        weight[:, 2] = most
         x = (x - torch.randint(0, 256, (rows, 1))) * 2.0 ** torch.randint(-9, 3, (rows, 1))
         weight, bias = weight * 2.0 ** torch.randint(-12, -3, (outputs, 1)), torch.randn(outputs)
         error = np.abs(linear(library, x, weight, bias).numpy() - exact(x, weight, bias))
@@ -113,7 +125,7 @@ def test_a_product_is_that_of_the_nearest_bytes(library: Int8Library, shape: tup
     for rows, magnitude in itertools.product(ROWS, (1.0, 1e12, 1e-12)):
         x = torch.randn(rows, inputs) * magnitude * 10 ** (torch.rand(rows, 1) * 4 - 2)
         found = linear(library, x, weight, bias).double().numpy()
-        expected = quantised(x.double().numpy()) @ rounded(weight.double().numpy()).T
+        expected = quantised(x.double().numpy()) @ rounded(weight.double().numpy(), library.most_byte).T
         # A number halfway between two bytes may go to either.
         unit = (x.amax(1) - x.amin(1)).double().numpy()[:, None] / 255 * weight.abs().amax(1).double().numpy()
         assert (np.abs(found - expected) <= 2.01 * unit).all()
@@ -142,7 +154,10 @@ def test_a_row_is_the_same_alone_beside_others_and_on_any_number_of_threads(libr
 
 
 @pytest.mark.needs("x86")
-@pytest.mark.parametrize(("name", "march"), [("int8.c", "alderlake"), ("int8_attention.c", "icelake-server")])
+@pytest.mark.parametrize(
+    ("name", "march"),
+    [("layers.c", "alderlake"), ("layers.c", "skylake-avx512"), ("int8_attention.c", "icelake-server")],
+)
 def test_the_instructions_of_other_cpus_are_assembled(name: str, march: str, tmp_path: Path) -> None:
     assemble(Path(native.__file__).with_name(name), tmp_path, f"-march={march}")
 
@@ -224,11 +239,11 @@ def test_a_text_that_is_not_finite_stays_so_alone(library: Int8Library) -> None:
 # ---- layers
 
 
-def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer) -> torch.Tensor:
+def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer, most: int) -> torch.Tensor:
     """What follows attention, in float64, with the rounding to bytes."""
 
     def product(x: torch.Tensor, module: torch.nn.Linear) -> torch.Tensor:
-        weight = torch.from_numpy(rounded(module.weight.double().numpy()))
+        weight = torch.from_numpy(rounded(module.weight.double().numpy(), most))
         return torch.from_numpy(quantised(x.numpy())) @ weight.T + module.bias.double()
 
     def norm(x: torch.Tensor, module: torch.nn.LayerNorm) -> torch.Tensor:
@@ -243,13 +258,13 @@ def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer) -> torch.Te
 def test_the_rest_of_a_layer_is_that_of_torch_on_the_same_bytes(library: Int8Library) -> None:
     hidden = 64
     layer = some_layer(hidden, 136)
-    laid_out = Int8Layer(layer, hidden // 32, library)
+    laid_out = FusedLayer(layer, hidden // 32, library)
     for tokens in (1, 7, 110):
         x, context = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
         found = torch.cat([x, torch.full((1, hidden), 7.0)])
         library.rest(found[:-1], context, laid_out, Buffers())
         assert (found[-1] == 7).all()
-        error = (found[:-1] - rest_exact(x, context, layer)).abs()
+        error = (found[:-1] - rest_exact(x, context, layer, library.most_byte)).abs()
         assert error.max() < 0.05
         assert error.mean() < 2e-3
 
@@ -260,11 +275,11 @@ def test_gelu_is_that_of_torch_all_along_the_line(library: Int8Library) -> None:
     for module in (layer.out, layer.up, layer.down):
         module.weight.copy_(torch.eye(16) * (module is not layer.out))
         module.bias.zero_()
-    laid_out = Int8Layer(layer, 1, library)
+    laid_out = FusedLayer(layer, 1, library)
     x = torch.randn(500, 16) * 10 ** (torch.rand(500, 1) * 3 - 1)
     found = x.clone()
     library.rest(found, torch.zeros(500, 16), laid_out, Buffers())
-    expected = rest_exact(x, torch.zeros(500, 16), layer)
+    expected = rest_exact(x, torch.zeros(500, 16), layer, library.most_byte)
     assert (found - expected).abs().max() < 0.05
     assert (found - expected).abs().mean() < 1e-3
 
@@ -276,7 +291,7 @@ def test_gelu_is_that_of_torch_all_along_the_line(library: Int8Library) -> None:
 def test_vectors_are_close(runnable: None, family: Any, pooling: str, tiny_model: MakeModel, host: Host) -> None:
     folder = tiny_model(Tiny(family, pooling=pooling, hidden=64, heads=2))
     backend = TorchInt8Backend(resolve_model("tiny", ModelEntry(source=str(folder))), host)
-    assert backend.engine == "packed, int8, VNNI"
+    assert backend.engine == f"packed, int8, {'VNNI' if VNNI & cpu_flags() else 'AVX2'}"
     found = encode(backend, TEXTS, normalize=True).vectors
     expected = sentence_transformer(folder).encode(TEXTS, normalize_embeddings=True)
     cosines = (found * expected).sum(axis=1)
@@ -294,7 +309,7 @@ def onnx_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize("missing", ["VNNI", "compiler", "family"])
+@pytest.mark.parametrize("missing", ["AVX2", "compiler", "family"])
 def test_where_something_is_missing_onnxruntime_does_it_and_one_line_says_why(
     missing: str,
     runnable: None,
@@ -305,8 +320,8 @@ def test_where_something_is_missing_onnxruntime_does_it_and_one_line_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, chooser.__name__)
-    if missing == "VNNI":
-        monkeypatch.setattr(chooser, "_VNNI", set())
+    if missing == "AVX2":
+        monkeypatch.setattr(chooser, "_BYTE_PRODUCTS", set())
     if missing == "compiler":
         monkeypatch.setenv("PATH", str(tmp_path))
     entry = ModelEntry(source=str(tiny_model(Tiny("mpnet", hidden=64) if missing == "family" else Tiny(hidden=64))))
@@ -317,7 +332,7 @@ def test_where_something_is_missing_onnxruntime_does_it_and_one_line_says_why(
 
 
 def test_a_row_that_is_not_finite_stays_so_through_a_layer(library: Int8Library) -> None:
-    laid_out = Int8Layer(some_layer(64, 136), 2, library)
+    laid_out = FusedLayer(some_layer(64, 136), 2, library)
     x, context, others = torch.randn(20, 64), torch.randn(20, 64), torch.arange(20) != 13
     good = x.clone()
     library.rest(good, context, laid_out, Buffers())

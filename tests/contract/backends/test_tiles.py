@@ -22,8 +22,9 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.backends.torch import backend as torch_backend
-from embedctl_workers.backends.torch.packed import choosing, onednn_layers, tiles
+from embedctl_workers.backends.torch.packed import choosing, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
+from embedctl_workers.backends.torch.packed.choosing import Chooser
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind
 from embedctl_workers.backends.torch.packed.native import address
@@ -31,6 +32,7 @@ from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_lay
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, Tiles, Unit, tile_layers
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.fastest import Choice
 from tests.support.chunks import encode
 from tests.support.packed_layers import assemble, some_layer
 from tests.support.references_here import sentence_transformer
@@ -260,32 +262,34 @@ class TestChoice:
     @pytest.fixture(autouse=True)
     def _slow_units_look_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choosing, "cpu_flags", lambda: frozenset({"amx_tile", "amx_bf16", "avx512_bf16"}))
-        seconds = choosing._Probe.seconds
+        self._looks_fast(monkeypatch, lambda name: name.rpartition(", ")[2].startswith("A"))
+
+    @staticmethod
+    def _looks_fast(monkeypatch: pytest.MonkeyPatch, fast: Callable[[str], bool]) -> None:
+        """Of the names of layers; nothing that was found out is kept."""
+        monkeypatch.setattr(choosing, "noted", lambda *_: None)
         monkeypatch.setattr(
-            choosing._Probe,
-            "seconds",
-            lambda self, layer: 0.0 if isinstance(layer, tiles._TileLayer) else seconds(self, layer),
+            choosing, "fastest", lambda runs: Choice.among({name: 1.0 if fast(name) else 2.0 for name in runs})
         )
 
     def test_amx_serves_fp32_with_split_products(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
-        assert self._chosen(choosing.fp32_layers, host).name == "compiled kernels, AMX bf16 x 3"
-        assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AMX bf16"
+        assert self._chosen(Chooser.fp32, host).name == "compiled kernels, AMX bf16 x 3"
+        assert self._chosen(Chooser.bf16, host).name == "compiled kernels, AMX bf16"
 
     def test_who_asks_for_plain_products_gets_torchs(self, host: Host) -> None:
-        assert "AMX" not in self._chosen(choosing.fp32_layers, host, plain=True).name
+        assert "AMX" not in self._chosen(Chooser.fp32, host, plain=True).name
 
     def test_a_unit_that_is_slower_is_not_used(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
-        monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: isinstance(layer, tiles._TileLayer))
-        assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
+        self._looks_fast(monkeypatch, lambda name: "AMX" not in name)
+        assert "AMX" not in self._chosen(Chooser.fp32, host).name
 
     @pytest.mark.needs("bf16")
     def test_attention_on_tiles_serves_beside_onednn(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
-        mixed = onednn_layers._OneDnnBf16Layer
-        monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: not isinstance(layer, mixed))
-        chosen = self._chosen(choosing.bf16_layers, host)
+        self._looks_fast(monkeypatch, lambda name: "oneDNN" in name)
+        chosen = self._chosen(Chooser.bf16, host)
         assert chosen.name == "compiled kernels, oneDNN bf16, attention on AMX bf16"
 
     def test_a_unit_that_computes_wrongly_is_not_used(
@@ -293,7 +297,7 @@ class TestChoice:
     ) -> None:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
         monkeypatch.setattr(tiles._TileLayer, "__call__", lambda self, x, texts, buffers: None)
-        assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
+        assert "AMX" not in self._chosen(Chooser.fp32, host).name
         assert "computes wrongly" in caplog.text
 
     def test_the_next_best_serves_where_a_unit_is_refused(
@@ -306,13 +310,41 @@ class TestChoice:
 
         monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
         monkeypatch.setattr(choosing, "Tiles", refusing)
-        assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AVX512_BF16"
+        assert self._chosen(Chooser.bf16, host).name == "compiled kernels, AVX512_BF16"
         refusals = [message for message in caplog.messages if message.startswith("no products on ")]
         assert [each.split(",")[0] for each in refusals] == [f"no products on {AMX.name}"]
 
+    def test_a_choice_is_kept_for_models_of_the_same_shape_and_software(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.undo()
+        timed: list[str] = []
+
+        def fastest(runs: dict[str, Callable[[], object]]) -> Choice:
+            timed.extend(runs)
+            return Choice.among(dict(zip(runs, (2.0, 1.0), strict=True)))
+
+        monkeypatch.setattr(choosing, "fastest", fastest)
+        host = Host(threads=1, cache=tmp_path)
+
+        def chosen(hidden: int) -> str:
+            _, weights = layer_of(hidden, 2, 128)
+            return Chooser(weights, TorchKernels(), host).fp32().chosen
+
+        both = ["torch kernels, BLAS", "torch kernels, oneDNN"]
+        said = "torch kernels, oneDNN, by CPU time 0.50 of torch kernels, BLAS's"
+        assert [chosen(64), chosen(64), timed] == [said, said, both]
+        for file in (tmp_path / "fastest").iterdir():
+            file.write_text('{"torch kernels, BLAS')
+        assert chosen(64) == said
+        chosen(32)
+        monkeypatch.setattr(choosing, "cpu_identity", lambda: "another CPU")
+        chosen(32)
+        assert timed == 4 * both
+
     def _chosen(self, choose: Any, host: Host, **options: Any) -> LayerKind:
         _, weights = layer_of(64, 2, 128)
-        kind: LayerKind = choose(weights, load_kernels(host), host, **options)
+        kind: LayerKind = choose(Chooser(weights, load_kernels(host), host), **options)
         return kind
 
 

@@ -59,6 +59,7 @@ def report() -> Report:
 def everything(metrics: Metrics) -> None:
     """Let all that can happen happen once."""
     metrics.watch(InHand())
+    metrics.loaded(MODEL, "an engine", "")
     metrics.gated(MODEL, report())
     metrics.observer("next", 0.001, True)
     metrics.observer("next", 10.0, False)
@@ -130,7 +131,7 @@ def test_no_label_can_have_ever_more_values(metrics: Metrics) -> None:
     everything(metrics)
     labels = {label for family in metrics.registry.collect() for sample in family.samples for label in sample.labels}
     bounded = {"hardware_class", "model", "outcome", "code", "stage", "answer", "attempt", "command", "le"}
-    assert labels - bounded == {"version", "python", "backend", "precision"}  # of the build
+    assert labels - bounded == {"version", "python", "backend", "precision", "engine", "chosen"}  # of what runs
 
 
 # The page in docs/

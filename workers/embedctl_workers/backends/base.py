@@ -59,6 +59,8 @@ class Backend(Protocol):
     max_tokens: int
     #: The software that executes the model, in words for people.
     engine: str
+    #: Where the engine was chosen by its speed: what it was compared with, and how it fared, in words for people.
+    chosen: str = ""
     #: The gate compares the vectors with this reference before the backend is used; None: nothing is promised of them.
     reference: Reference | None = None
     #: How many batches may wait for :meth:`finish` while the next one is begun; 0 if :meth:`forward` returns only when

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Instructions for products of bytes: the packed engine has code for these.
-_VNNI = {"avx512_vnni", "avx_vnni"}
+_BYTE_PRODUCTS = {"avx512_vnni", "avx_vnni", "avx2"}
 
 
 class Int8Backend:
     """Chooses between the two backends that compute in int8 on a CPU.
 
-    The packed engine is faster and more accurate. It needs a CPU with VNNI, PyTorch, a C compiler and a model of the
+    The packed engine is faster and more accurate. It needs a CPU with AVX2, PyTorch, a C compiler and a model of the
     BERT family. Where one is missing, onnxruntime runs the model's graph, and one line of the log says what is missing.
     """
 
@@ -36,8 +36,8 @@ class Int8Backend:
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Backend:
-        missing = "this CPU has no VNNI"
-        if _VNNI & cpu_flags():
+        missing = "this CPU has no AVX2"
+        if _BYTE_PRODUCTS & cpu_flags():
             try:
                 teams.bind(host.places)
                 from embedctl_workers.backends.torch.int8 import NotInt8, TorchInt8Backend
@@ -60,7 +60,7 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     """As :data:`embedctl_workers.models.builders.Builder`: the graph for onnxruntime, and the packed engine's code."""
     from embedctl_workers.backends.onnx.recipe import build_onnx_int8
 
-    if _VNNI & cpu_flags():
+    if _BYTE_PRODUCTS & cpu_flags():
         try:
             from embedctl_workers.backends.torch.int8 import compile_all
 

@@ -150,7 +150,7 @@ def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, bui
         facts.append(("prompts", ", ".join(model.prompts)))
     if not built:
         build = f"embedctl model build {shlex.quote(model.name)}"
-        said = "nothing. The classes cpu, cpu-bf16 and gpu need nothing built; for cpu-int8 on a CPU without VNNI"
+        said = "nothing. The classes cpu, cpu-bf16 and gpu need nothing built; for cpu-int8 on a CPU without AVX2"
         facts.append(("built", f"{said}: {build}"))
     return facts + [(f"tuned for {each.hardware}", str(each)) for each in tuned]
 

@@ -5,7 +5,7 @@ Products of embedctl's own are not among them: these are what a library offers o
 
 from __future__ import annotations
 
-import timeit
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,12 @@ import torch
 
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.hardware import Precision
+from embedctl_workers.models.fastest import fastest
 
 #: What a CPU multiplies for a class of each precision.
 KINDS: Mapping[Precision, str] = {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}
 #: Instruction sets, by the kernel's names, with which a CPU multiplies in bf16. oneDNN emulates them elsewhere.
 _BF16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-#: The first one warms up.
-_ROUNDS = 4
 
 #: Multiplies rows × inputs by a weight.
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -48,18 +47,17 @@ def missing(kind: str) -> str:
 
 def fastest_product(kind: str, rows: int, width: int) -> tuple[CpuProduct, Multiply, torch.Tensor]:
     """The fastest product of a kind on a square weight, with its inputs; `mm` is always there."""
-    best: tuple[float, CpuProduct, Multiply, torch.Tensor] | None = None
-    for product in PRODUCTS[kind].values():
+    found: dict[str, tuple[CpuProduct, Multiply, torch.Tensor]] = {}
+    for name, product in PRODUCTS[kind].items():
         x = product.source(rows, width)
         try:
             multiply = product.prepare(width, width, rows)
-            seconds = min(timeit.repeat(partial(multiply, x), number=1, repeat=_ROUNDS))
+            multiply(x)
         except (AttributeError, RuntimeError):  # torch was built without oneDNN, or changed the operators
             continue
-        if best is None or seconds < best[0]:
-            best = seconds, product, multiply, x
-    assert best
-    return best[1:]
+        found[name] = product, multiply, x
+    runs = {name: partial(multiply, x) for name, (_, multiply, x) in found.items()}
+    return found[fastest(runs, clock=time.process_time).name]
 
 
 def _random(kind: torch.dtype, rows: int, width: int) -> torch.Tensor:

@@ -86,6 +86,7 @@ def verify_model(settings: Settings, hardware: str, model: str, pinned: Pinned) 
                 "class": hardware,
                 "backend": entry.backend,
                 "engine": encoder.backend.engine,
+                **({"chosen": encoder.backend.chosen} if encoder.backend.chosen else {}),
                 "precision": entry.precision,
                 "fingerprint": encoder.backend.fingerprint,
             },

@@ -24,6 +24,11 @@ _VARIABLES = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPE
 _PACKAGE = Path(embedctl_workers.__file__).parent
 
 
+def path_of(cache: Path, kind: str, facts: object) -> Path:
+    """The file of a finding, which need not be there."""
+    return _path(cache, kind, facts)
+
+
 def noted(cache: Path, kind: str, facts: object) -> Any:
     """What was noted under these facts; None if nothing was, or it can't be read or trusted, which is logged."""
     path = _path(cache, kind, facts)

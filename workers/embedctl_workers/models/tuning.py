@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from dataclasses import asdict, dataclass
@@ -11,9 +10,13 @@ from pathlib import Path
 from embedctl_config.cpu import cpu_identity
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.devices import Accelerator
-from embedctl_workers.models.cache import distrusted, keep
+from embedctl_workers.models.cache import keep
+from embedctl_workers.models.noted import noted, path_of
 
 log = logging.getLogger(__name__)
+
+#: The folder of the cache.
+_KIND = "tuned"
 
 #: Tokens of a batch on a CPU: within 5 % of the best for every model and CPU that was measured.
 DEFAULT_TOKEN_BUDGET = 1024
@@ -46,34 +49,31 @@ def load_tuned(
     hardware: HardwareClass, fingerprint: str, cache: Path, accelerator: Accelerator | None = None
 ) -> Tuned | None:
     """What was saved for this model, class and kind of device; None if nothing was, or it can't be read or trusted."""
-    path = _path(hardware, fingerprint, cache, accelerator)
+    facts = _facts(hardware, fingerprint, accelerator)
+    found = noted(cache, _KIND, facts)
+    if found is None:
+        return None
     try:
-        if wrong := distrusted(path):
-            log.warning("%s is not trusted, so defaults hold: %s", path, wrong)
-            return None
-        tuned = Tuned(**json.loads(path.read_text(encoding="utf-8")))
+        tuned = Tuned(**found)
         if type(tuned.workers) is not int or not 1 <= tuned.workers <= tuned.cpus:
             raise ValueError(f"workers is {tuned.workers!r}, cpus {tuned.cpus!r}")  # noqa: TRY301  (as for other faults)
-        return tuned
-    except FileNotFoundError:
+    except (ValueError, TypeError) as error:
+        log.warning("what was tuned can't be read, so defaults hold: %s: %s", path_of(cache, _KIND, facts), error)
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("what was tuned can't be read, so defaults hold: %s: %s", path, error)
-        return None
+    return tuned
 
 
 def save_tuned(
     tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: Path, accelerator: Accelerator | None = None
 ) -> Path:
     """Keep what was found, and return its file; raises as :func:`~embedctl_workers.models.cache.keep`."""
-    path = _path(hardware, fingerprint, cache, accelerator)
+    path = path_of(cache, _KIND, _facts(hardware, fingerprint, accelerator))
     keep(path, json.dumps(asdict(tuned)).encode())
     return path
 
 
-def _path(hardware: HardwareClass, fingerprint: str, cache: Path, accelerator: Accelerator | None) -> Path:
-    deciding: list[object] = [cpu_identity(), fingerprint, hardware.backend, dict(hardware.options)]
+def _facts(hardware: HardwareClass, fingerprint: str, accelerator: Accelerator | None) -> list[object]:
+    facts: list[object] = [cpu_identity(), fingerprint, hardware.backend, dict(hardware.options)]
     if accelerator is not None:
-        deciding += [accelerator.kind, accelerator.name or accelerator.uid, accelerator.memory]
-    key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
-    return cache / "tuned" / f"{key[:32]}.json"
+        facts += [accelerator.kind, accelerator.name or accelerator.uid, accelerator.memory]
+    return facts

@@ -294,15 +294,17 @@ def _load(start: Start, model: str, health: Health, telemetry: Telemetry) -> _Se
         telemetry.gated(model, report)
     accuracy = report.figures if report else ""
     encoder.known_good = KnownGood(backend, entry.thresholds(backend.reference.bounds if backend.reference else None))
+    telemetry.loaded(model, backend.engine, backend.chosen)
     ready_s = time.monotonic() - started
     note(host.cache, "loads", kind, ready_s)
     log.info(
-        "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
+        "model %s: fingerprint %s, %d dimensions, backend %s (%s%s), accuracy gate: %s; ready in %.1f s",
         model,
         backend.fingerprint[:12],
         backend.dim,
         entry.backend,
         backend.engine,
+        f"; chosen: {backend.chosen}" if backend.chosen else "",
         accuracy or "nothing to check",
         ready_s,
     )

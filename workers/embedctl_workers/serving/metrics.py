@@ -85,6 +85,7 @@ class Metrics(Telemetry):
         )
         self._failures = family(Counter, "chunk_failures", "Chunks that failed as a whole and were offered again")
         self._in_hand = family(Gauge, "chunks_in_hand", "Chunks that are held now")
+        self._engine = family(Gauge, "engine_info", "What runs a model, and how it was chosen", "engine", "chosen")
         self._gate = {
             "passed": family(Gauge, "gate_passed", "1: the vectors were measured, and are what the class promises"),
             "max_abs_error": family(Gauge, "gate_max_abs_error", "Largest error of a component that the gate measured"),
@@ -152,6 +153,9 @@ class Metrics(Telemetry):
             self._round_trips.labels(self._hardware, command).observe(seconds)
         else:
             self._unanswered.labels(self._hardware, command).inc()
+
+    def loaded(self, model: str, engine: str, chosen: str) -> None:
+        self._of(self._engine, model, engine, chosen).set(1)
 
     def gated(self, model: str, report: Report) -> None:
         found = report.checks[0].measured

@@ -30,6 +30,9 @@ class Telemetry:
     def watch(self, in_hand: InHand) -> None:
         """The worker is about to take chunks: what it holds and its progress may be read from now on."""
 
+    def loaded(self, model: str, engine: str, chosen: str) -> None:
+        """A model was loaded into an engine, which was perhaps chosen by its speed: both in words."""
+
     def gated(self, model: str, report: Report) -> None:
         """A model passed its gate."""
 

@@ -18,7 +18,7 @@ from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.backends.torch.kept import PackedModel, TextRules, keep_model, kept_model
-from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
+from embedctl_workers.backends.torch.packed.choosing import Chooser
 from embedctl_workers.backends.torch.packed.engine import PackedEngine
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
@@ -134,7 +134,7 @@ class TorchBackend(SentenceModel):
             with self._place:  # it measures
                 kind = self._layers(packed.weights, kernels, host)
                 self._engine = PackedEngine(packed.weights, packed.rest, kernels, kind)
-            self.engine = self._engine.name
+            self.engine, self.chosen = self._engine.name, kind.chosen
             self._tokenize = self._tokenize.only("input_ids")
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
         self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
@@ -165,7 +165,7 @@ class TorchBackend(SentenceModel):
 
     def _layers(self, weights: Weights, kernels: Kernels, host: Host) -> LayerKind:
         """How the layers of a packed model are computed."""
-        return fp32_layers(weights, kernels, host, plain=self._plain)
+        return Chooser(weights, kernels, host).fp32(plain=self._plain)
 
     def _padded(self, padding: Padding) -> CpuEngine:
         return _Padded(self._model, padding)
@@ -203,7 +203,7 @@ class TorchBf16Backend(TorchBackend):
         super().__init__(files, host, engine, products)
 
     def _layers(self, weights: Weights, kernels: Kernels, host: Host) -> LayerKind:
-        return bf16_layers(weights, kernels, host, plain=self._plain)
+        return Chooser(weights, kernels, host).bf16(plain=self._plain)
 
     def _padded(self, padding: Padding) -> CpuEngine:
         engine = _Padded(self._model, padding)

@@ -10,7 +10,7 @@ from embedctl_config.hardware import ModelEntry, Thresholds
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.torch.backend import CpuEngine, TorchBackend
-from embedctl_workers.backends.torch.packed.int8 import Int8Library, fits_int8, int8_layers
+from embedctl_workers.backends.torch.packed.fused import Int8Library, fits_int8, int8_layers
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
 from embedctl_workers.backends.torch.packed.weights import Weights

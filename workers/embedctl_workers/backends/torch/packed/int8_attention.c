@@ -1,13 +1,13 @@
 /* Attention over packed texts in integers, for one head of one text at a time.
  *
- * Scores: queries and keys are mapped to -127…127, each by its own greatest magnitude, and multiplied in bytes; queries
- * are shifted by 128, because the instruction takes them unsigned. Softmax is float32. The weights become numbers of 16
+ * Scores: queries are mapped to -127…127 and keys to -MOST_BYTE…MOST_BYTE, each by its own greatest magnitude, and
+ * multiplied in bytes; queries are shifted by 128, because the instruction takes them unsigned. Softmax is float32. The weights become numbers of 16
  * bits, and so do the values, each column by its own greatest magnitude. Bytes would be too coarse for the weights:
  * where one token draws most of the attention, the sum of the many small ones counts, and each would be rounded to 0.
  *
  * A text with a number that is not finite becomes NaN as a whole, and no other text is touched.
  */
-#include "int8.h"
+#include "sums.h"
 
 #define MOST_HEAD 256
 /* The greatest weight, a little less than 2^14; and how many keys' products are summed in 32 bits. */
@@ -83,8 +83,8 @@ INLINE float lay_out_keys(const float *from, long length, long padded, long head
         work->key_scale[t] = 0;
         work->outside[t] = t < length ? 0.0f : -INFINITY;
         if (t < length) {
-            const float most = magnitude_of(from, head, &poison), factor = levels_over(127.0f, most);
-            work->key_scale[t] = most / 127.0f;
+            const float most = magnitude_of(from, head, &poison), factor = levels_over(MOST_BYTE, most);
+            work->key_scale[t] = most / MOST_BYTE;
             for (long c = 0; c < head; c += LANES) 
                 store_bytes_of(key + c, (ints)(load(from + c) * factor + WHOLE));
         }
@@ -154,9 +154,9 @@ INLINE void add_context(const struct work *work, long t, long keys, long padded,
     const int *values = work->values + t / 2 * head;
     long c = 0;
     for (; c + 2 * LANES <= head; c += 2 * LANES)
-        context_of_two(weights, padded * 2, (const char *)(values + c), head * 4, keys / 2, 0, work->sums + c, head);
+        context_of_two(weights, padded * 2, (const char *)(values + c), head * 4, keys / 2, 0, 0, work->sums + c, head);
     for (; c < head; c += LANES)
-        context_of_one(weights, padded * 2, (const char *)(values + c), head * 4, keys / 2, 0, work->sums + c, head);
+        context_of_one(weights, padded * 2, (const char *)(values + c), head * 4, keys / 2, 0, 0, work->sums + c, head);
     for (long i = 0; i < rows; i++, to += hidden)
         for (c = 0; c < head; c += LANES) {
             const floats sum = __builtin_convertvector(load_ints(work->sums + i * head + c), floats);
@@ -186,10 +186,10 @@ static void attend(const float *queries, const float *keys, const float *values,
         }
         long j = 0;
         for (; j + 2 * LANES <= padded; j += 2 * LANES)
-            scores_of_two(work.queries, head, work.keys + j * 4, padded * 4, head / 4, work.shift + j,
+            scores_of_two(work.queries, head, work.keys + j * 4, padded * 4, head / 4, work.shift + j, 0,
                           (int *)work.scores + j, padded);
         for (; j < padded; j += LANES)
-            scores_of_one(work.queries, head, work.keys + j * 4, padded * 4, head / 4, work.shift + j,
+            scores_of_one(work.queries, head, work.keys + j * 4, padded * 4, head / 4, work.shift + j, 0,
                           (int *)work.scores + j, padded);
         for (long i = 0; i < rows; i++)
             unit[i] += 1.0f / softmax(work.scores + i * padded, work.weights + i * padded, padded, scale[i], &work);

@@ -22,11 +22,13 @@ EncoderLayer = Callable[[torch.Tensor, Texts, Buffers], None]
 class LayerKind:
     """One way to compute the layers of an encoder.
 
-    `name` is the last part of the engine's name, for people; `layer` copies a layer's weights, laid out for it.
+    `name` is the last part of the engine's name, for people; `layer` copies a layer's weights, laid out for it;
+    `chosen` tells which others it was compared with, and how it fared.
     """
 
     name: str
     layer: Callable[[Layer, Weights], EncoderLayer]
+    chosen: str = ""
 
 
 def plain_layers(linear: type[Linear], kernels: Kernels) -> LayerKind:

@@ -1,16 +1,13 @@
-"""x · Wᵀ + b, by the fastest of torch's matrix products on this machine."""
+"""x · Wᵀ + b, by torch's matrix products."""
 
 from __future__ import annotations
 
-import timeit
 from typing import ClassVar, Protocol
 
 import torch
 
-#: Weights are laid out for this number of rows, and the products are compared with it.
+#: Weights are laid out for this number of rows.
 _ROWS = 512
-_ROUNDS = 5
-_TOLERANCE = 1e-3
 
 
 class Linear(Protocol):
@@ -45,7 +42,7 @@ class OneDnnLinear:
     """oneDNN on a weight laid out for it beforehand, with bias and GELU in the same pass.
 
     torch's own compiler emits the same operators (torch/_inductor/mkldnn_lowerings.py). They are not a public
-    interface, so :func:`fastest_linear` checks that they exist and compute correctly.
+    interface, so :class:`.choosing.Chooser` checks that they exist and compute correctly.
     """
 
     NAME: ClassVar[str] = "oneDNN"
@@ -73,27 +70,3 @@ class OneDnnBf16Linear:
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y = self._product(x.bfloat16())
         return y.float() if out is None else out.copy_(y)
-
-
-def fastest_linear(weight: torch.Tensor) -> type[Linear]:
-    """The fastest product on this machine for a weight of this shape, out × in, among those that agree with torch.
-
-    MKL takes slower code paths on CPUs that are not Intel's; oneDNN does not.
-    """
-    with torch.inference_mode():
-        generator = torch.Generator().manual_seed(0)
-        x, bias = torch.randn(_ROWS, weight.shape[1], generator=generator), torch.zeros(weight.shape[0])
-        expected = torch.nn.functional.linear(x, weight, bias)
-        seconds: dict[type[Linear], float] = {BlasLinear: _seconds(BlasLinear(weight, bias), x)}
-        try:
-            product = OneDnnLinear(weight, bias)
-            if torch.allclose(product(x), expected, rtol=_TOLERANCE, atol=_TOLERANCE):
-                seconds[OneDnnLinear] = _seconds(product, x)
-        except (AttributeError, RuntimeError):  # torch was built without oneDNN, or changed the operators
-            pass
-    return min(seconds, key=seconds.__getitem__)
-
-
-def _seconds(product: Linear, x: torch.Tensor) -> float:
-    out = torch.empty(len(x), product(x).shape[1])
-    return min(timeit.repeat(lambda: product(x, out), number=1, repeat=_ROUNDS))
