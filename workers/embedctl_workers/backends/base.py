@@ -125,11 +125,3 @@ class Widens(Protocol):
 
     def forward_wider(self, tokens: Tokens, rows: Rows) -> Any:
         """As :meth:`Backend.forward`, in the type of larger range: slower, and for few rows."""
-
-
-@runtime_checkable
-class RemembersBudget(Protocol):
-    """A backend that keeps its reduced token budget for its next start."""
-
-    def remember_budget(self, tokens: int) -> None:
-        """Keep this token budget, because the device ran out of memory with a larger one."""

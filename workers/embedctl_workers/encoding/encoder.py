@@ -17,7 +17,7 @@ from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, Windows
 from embedctl_workers.arrays.vectors import mean_of_windows, unit
-from embedctl_workers.backends.base import Backend, RemembersBudget
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
 from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, may_work_elsewhere
 from embedctl_workers.encoding.joining import Launcher, Piece
@@ -310,8 +310,6 @@ class ChunkEncoder:
             if size // 2 < self.token_budget:
                 self.token_budget = max(1, size // 2)
                 log.warning("the device's memory is too small for %d tokens: budget is now %d", size, self.token_budget)
-                if isinstance(self.backend, RemembersBudget):
-                    self.backend.remember_budget(self.token_budget)
 
     def _hopeless(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
         """Why no record of a job with these options can be encoded."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,36 +46,17 @@ def short_of_memory(backend: TorchGpuBackend, most: int, message: str = "CUDA ou
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory.", "CUBLAS_STATUS_ALLOC_FAILED when calling"])
-def test_a_budget_that_was_too_large_is_smaller_at_the_next_start(
-    message: str, load: Load, tiny_model: MakeModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tiny = replace(BERT, max_seq_length=64)
-    files = ModelFiles("tiny", tiny_model(tiny), "f" * 64)
-    cache, on = Host(threads=1, cache=tmp_path), StandIn()
-
-    def start(**options: Any) -> TorchGpuBackend:
-        backend = TorchGpuBackend(files, cache, on, **{"dtype": "fp32", **options})
-        backend.warm_up()
-        return backend
-
-    first = start()
-    short_of_memory(first, 300, message)
-    encoder = ChunkEncoder(first, first.token_budget)
+def test_a_budget_that_was_too_large_is_halved(message: str, tiny_model: MakeModel, tmp_path: Path) -> None:
+    files, on = ModelFiles("tiny", tiny_model(replace(BERT, max_seq_length=64)), "f" * 64), StandIn()
+    backend = TorchGpuBackend(files, Host(threads=1, cache=tmp_path), on, dtype="fp32")
+    backend.warm_up()
+    short_of_memory(backend, 300, message)
+    encoder = ChunkEncoder(backend, backend.token_budget)
     texts = texts_of([30] * 25)
     emptied = on.emptied
     assert encode_with(encoder, texts).errors == []
     assert on.emptied > emptied
-    halved = encoder.token_budget
-    assert halved < 1000
-    assert start().token_budget == halved
-    assert start(dtype="bf16").token_budget == memory.MOST_TOKENS
-    (path,) = (tmp_path / "budgets").iterdir()
-    path.write_text('{"tokens": -1}')
-    assert start().token_budget == memory.MOST_TOKENS
-    path.chmod(path.stat().st_mode | stat.S_IWOTH)
-    assert start().token_budget == memory.MOST_TOKENS
-    assert caplog.text.count("budget of the last run can't be read") == 1
-    assert "is not read, because it is not trusted" in caplog.text
+    assert encoder.token_budget < 1000
 
 
 def test_a_batch_that_fits_once_memory_is_in_one_piece_lowers_no_budget(load: Load, tmp_path: Path) -> None:
@@ -91,7 +71,6 @@ def test_a_batch_that_fits_once_memory_is_in_one_piece_lowers_no_budget(load: Lo
         return run(inputs, facts)
 
     backend._engine.run = in_pieces  # type: ignore[method-assign]
-    backend.remember_budget = lambda _: pytest.fail("kept")  # type: ignore[assignment,method-assign]
     encoder = ChunkEncoder(backend, 64)
     assert encode_with(encoder, texts_of([20] * 5)).errors == []
     assert sizes[0] == sizes[1]  # the same batch again
@@ -190,15 +169,3 @@ def test_a_model_too_large_for_a_workers_part_says_what_to_lower(tiny_model: Mak
         ModelError, match=r"does not fit into a part of 1/2 of the memory of .* Set a lower workers_per_device"
     ):
         backend.warm_up()
-
-
-def test_a_reduced_budget_is_of_as_many_workers_as_shared_the_gpu(tiny_model: MakeModel, tmp_path: Path) -> None:
-    files = ModelFiles("tiny", tiny_model(BERT), "f" * 64)
-
-    def start(sharing: int) -> TorchGpuBackend:
-        backend = TorchGpuBackend(files, Host(1, tmp_path, sharing=sharing), StandIn(sharing), dtype="fp32")
-        backend.warm_up()
-        return backend
-
-    start(4).remember_budget(100)
-    assert [start(sharing).token_budget for sharing in (4, 2, 1)] == [100, memory.MOST_TOKENS, memory.MOST_TOKENS]

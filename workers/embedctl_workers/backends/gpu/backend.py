@@ -19,7 +19,7 @@ from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import run_warm_up_batches
 from embedctl_workers.backends.gpu.attention import avoid_cudnn
 from embedctl_workers.backends.gpu.device import Gpu, open_gpu, watched
-from embedctl_workers.backends.gpu.memory import SAMPLE_TOKENS, Limit, affordable, most_tokens
+from embedctl_workers.backends.gpu.memory import SAMPLE_TOKENS, affordable, most_tokens
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
 from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision
@@ -77,8 +77,6 @@ class TorchGpuBackend(SentenceModel):
             self._tokenize = self._tokenize.only("input_ids")
         for parameter in self._model[0].parameters():
             parameter.data = torch.empty(0)  # the device has them
-        shared = [host.sharing] if host.sharing > 1 else []
-        self._limit = Limit(host.cache, device.name, device.memory, files.fingerprint, choice.dtype, *shared)
         self.engine = f"torch {torch.__version__.partition('+')[0]}, {choice.why}, {self._engine.name}"
 
     @classmethod
@@ -129,16 +127,10 @@ class TorchGpuBackend(SentenceModel):
             if free <= 0:
                 raise torch.OutOfMemoryError("nothing is left for a batch")
             self.token_budget = affordable(peak.bytes, positions, free, self._most_tokens)
-            if known := self._limit.load():
-                log.info("the device ran out of memory in an earlier run: the token budget is at most %d", known)
-                self.token_budget = min(self.token_budget, known)
 
     def warm_up_thread(self) -> None:
         """Run small batches: the libraries of matrix products keep a handle and scratch memory for each thread."""
         run_warm_up_batches(self)
-
-    def remember_budget(self, tokens: int) -> None:
-        self._limit.save(tokens)
 
     def close(self) -> None:
         del self._engine, self._model

@@ -1,16 +1,8 @@
-"""The most tokens of a batch on a device: what its memory allows, or fewer if that failed in an earlier run."""
+"""The most tokens of a batch on a device: what its memory allows."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from pathlib import Path
-
-from embedctl_config.errors import ModelError, SettingsError
-from embedctl_workers.models.cache import distrusted, keep
-
-log = logging.getLogger(__name__)
+from embedctl_config.errors import SettingsError
 
 #: Most tokens of a batch of any model.
 MOST_TOKENS = 131_072
@@ -56,38 +48,3 @@ def affordable(peak: int, tokens: int, free: int, most: int) -> int:
     if peak <= 0:
         return most
     return max(1, min(most, int(_SHARE * free * tokens / peak)))
-
-
-class Limit:
-    """The reduced token budget of a model on a kind of device, kept in the cache beyond the process.
-
-    `deciding` is its key: the device's name and memory, the model's fingerprint, the type, and how many workers share
-    the device if there are several.
-    """
-
-    def __init__(self, cache: Path, *deciding: object) -> None:
-        key = hashlib.sha256(json.dumps([str(each) for each in deciding]).encode()).hexdigest()
-        self._path = cache / "budgets" / f"{key[:32]}.json"
-
-    def load(self) -> int | None:
-        """The budget in tokens; None if it was never reduced, or can't be read."""
-        try:
-            if wrong := distrusted(self._path):
-                log.warning("%s is not read, because it is not trusted: %s", self._path, wrong)
-                return None
-            tokens = json.loads(self._path.read_text(encoding="utf-8"))["tokens"]
-            if type(tokens) is not int or tokens < 1:
-                raise ValueError(f"tokens is {tokens!r}")  # noqa: TRY301  (one message for every fault)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("the token budget of the last run can't be read: %s: %s", self._path, error)
-            return None
-        return int(tokens)
-
-    def save(self, tokens: int) -> None:
-        """Keep a budget, or log why it can't be kept."""
-        try:
-            keep(self._path, json.dumps({"tokens": tokens}).encode())
-        except (OSError, ModelError) as error:
-            log.warning("the token budget is not kept for the next start: %s", error)
