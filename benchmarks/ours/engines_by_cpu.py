@@ -70,4 +70,4 @@ def _cpu_seconds(process: TunedProcess) -> float:
     """Of a system's processes since they began."""
     head = psutil.Process(process.pid)
     times = [each.cpu_times() for each in (head, *head.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
