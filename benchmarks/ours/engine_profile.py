@@ -39,7 +39,9 @@ _PARTS: Mapping[str, str] = {
 }
 
 
-def engine_profile(*, model: str = "all-MiniLM-L6-v2", hardware: str = "cpu", workload: str = "W1") -> Figures:
+def engine_profile(
+    *, model: str = "all-MiniLM-L6-v2", hardware: str = "cpu", workload: str = "W1", quick: bool = False
+) -> Figures:
     """Where the CPU time of a worker's engine goes, on one thread: its parts as shares of the whole.
 
     Calls into the compiled libraries and torch's products are timed; what is left is Python, pooling and torch's views.
@@ -49,7 +51,7 @@ def engine_profile(*, model: str = "all-MiniLM-L6-v2", hardware: str = "cpu", wo
     torch.set_num_threads(1)
     place = private_folder(peers_folder(settings))
     measured = measured_model(model, settings, place)
-    load = make_workload(workload, count_of(workload, measured), measured, place)
+    load = make_workload(workload, count_of(workload, measured, quick=quick), measured, place)
     texts = json.loads(load.path.read_text(encoding="utf-8"))
     spent: defaultdict[str, float] = defaultdict(float)
     with _timed(spent):

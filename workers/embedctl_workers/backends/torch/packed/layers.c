@@ -128,38 +128,44 @@ struct place {
     float *at;
     long row, width, apart;
 };
+INLINE float *place_of(struct place to, long n) { return to.at + n / to.width * to.apart + n % to.width; }
 
-/* What becomes of the sums of one tile: `to` is the place of its first row. */
+/* What becomes of the sums: they replace what is there, with a bias; are added to it; or replace it after GELU. */
 enum end { ADD_BIAS, ADD_TO, THEN_GELU };
-INLINE void finish(const int *sums, long here, long columns, const struct product *by, long n, struct rows x, long first,
-                   struct place to, const enum end end) {
-    for (long j = 0; j < columns; j += LANES) {
-        const struct outputs of = end == ADD_TO ? (struct outputs){0} : outputs_at(by, n + j);
-        float *y = to.at + (n + j) / to.width * to.apart + (n + j) % to.width + first * to.row;
-        for (long i = 0; i < here; i++, y += to.row) {
-            const floats v = value_of(load_ints(sums + i * PANEL + j), of, x, first + i);
-            store(y, end == THEN_GELU ? GELU(v) : end == ADD_TO ? load(y) + v : v);
-        }
+
+/* The sums of one tile, each row `pitch` numbers after the last, to `y`, the place of its first row and output. */
+INLINE void finish(const int *sums, long pitch, long here, struct outputs of, struct rows x, long first, float *y, long row,
+                   const enum end end) {
+    for (long i = 0; i < here; i++, y += row) {
+        const floats v = value_of(load_ints(sums + i * pitch), of, x, first + i);
+        store(y, end == THEN_GELU ? GELU(v) : end == ADD_TO ? load(y) + v : v);
     }
 }
 
 /* x . w + bias to its place, and what `end` says. The inputs are taken by so many that a panel of them stays in the first
- * cache while all rows pass. */
+ * cache while all rows pass. Floats of a whole tile are summed in their place, from the bias or from what is there on. */
 INLINE void multiply(struct rows x, long rows, const struct product *by, struct place to, const enum end end) {
     int sums[BLOCK * PANEL] __attribute__((aligned(64)));
     const long all_steps = by->inputs / NUMBERS, parts = (all_steps * PANEL * 4 + CACHED - 1) / CACHED;
     const long most = (all_steps + parts - 1) / parts;
     for (long n = 0; n < by->outputs; n += PANEL) {
         const long columns = by->outputs - n < PANEL ? by->outputs - n : PANEL;
+        const int one_place = NUMBERS == 1 && columns == PANEL && n / to.width == (n + PANEL - 1) / to.width;
         const char *weight = by->weight + n * by->pitch;
         for (long k = 0; k < all_steps; k += most) {
             const long steps = all_steps - k < most ? all_steps - k : most;
             for (long r = 0; r < rows; r += ROWS) {
-                int *here = sums + r * PANEL;
-                tile(x.at + r * x.stride + k * 4, x.stride, weight + k * PANEL * 4, PANEL * 4, steps, k ? here : 0, PANEL,
-                     here, PANEL);
-                if (k + steps == all_steps)
-                    finish(here, rows - r < ROWS ? rows - r : ROWS, columns, by, n, x, r, to, end);
+                const long here = rows - r < ROWS ? rows - r : ROWS;
+                const int direct = one_place && here == ROWS;
+                int *sum = direct ? (int *)(place_of(to, n) + r * to.row) : sums + r * PANEL;
+                const long pitch = direct ? to.row : PANEL;
+                const int *first = k || (direct && end == ADD_TO) ? sum : direct ? (const int *)(by->bias + n) : 0;
+                tile(x.at + r * x.stride + k * 4, x.stride, weight + k * PANEL * 4, PANEL * 4, steps, first,
+                     first == sum ? pitch : 0, sum, pitch);
+                if (k + steps < all_steps || (direct && end != THEN_GELU)) continue;
+                for (long j = 0; j < columns; j += LANES)
+                    finish(sum + j, pitch, here, direct || end == ADD_TO ? (struct outputs){0} : outputs_at(by, n + j), x,
+                           r, place_of(to, n + j) + r * to.row, to.row, end);
             }
         }
     }
@@ -223,9 +229,13 @@ INLINE void feed_forward(struct rows x, long rows, const struct product *up, con
         struct product some_down = *down;
         some_down.weight += c / NUMBERS * PANEL * 4;
         some_down.inputs = here;
-        multiply(x, rows, &some_up, (struct place){inner, here, here, 0}, THEN_GELU);
         const struct rows ready = prepared_at(memory, here);
+#if defined(FLOATS)
+        multiply(x, rows, &some_up, (struct place){(float *)ready.at, ready.stride / 4, here, 0}, THEN_GELU);
+#else
+        multiply(x, rows, &some_up, (struct place){inner, here, here, 0}, THEN_GELU);
         prepare(inner, rows, here, ready);
+#endif
         multiply(ready, rows, &some_down, y, c ? ADD_TO : ADD_BIAS);
     }
 }
