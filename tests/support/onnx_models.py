@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.backends.onnx.inputs import GRAPH
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles
@@ -22,29 +22,22 @@ def build_here(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
 
 
-def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = True, **_: Any) -> Artifact:
-    """Stands in for `embedctl_workers.backends.onnx.recipe.artifact_for`, for `onnx` and `onnx-int8`.
-
-    Args:
-        fused: prefer the fused graph if the model has one.
-    """
+def quick_artifact(files: ModelFiles, kind: str, host: Host, **_: Any) -> Artifact:
+    """Stands in for `embedctl_workers.backends.onnx.recipe.artifact_for`."""
     from embedctl_workers.backends.onnx import graphs
     from embedctl_workers.backends.onnx.export import export_own
 
-    folder = host.cache / "quick" / f"{files.fingerprint}-{kind}-{'fused' if fused else 'plain'}"
+    folder = host.cache / "quick" / f"{files.fingerprint}-{kind}"
     if not folder.exists():
-        plain, better, small = (folder / name for name in ("plain", "fused", "small"))
-        for each in (plain, better, small):
-            each.mkdir(parents=True)
-        exported = export_own(files, plain)
-        best = better if fused and graphs.fuse(plain / GRAPH, exported, better / GRAPH) else plain
+        plain = folder / "plain"
+        plain.mkdir(parents=True)
+        export_own(files, plain)
         if kind == "onnx-int8":
-            graphs.quantize(best / GRAPH, small / GRAPH, reduce_range=False)
-            best = small
-        for path in [plain / MODEL, plain / TOKENIZER, *best.iterdir()]:
+            graphs.quantize(plain / GRAPH, folder / GRAPH, reduce_range=False)
+        for path in plain.iterdir():
             if not (folder / path.name).exists():
                 shutil.copy(path, folder / path.name)
-    return Artifact(folder, {"graph": {"name": "fused" if fused else "plain"}})
+    return Artifact(folder, {"graph": {"name": "plain"}})
 
 
 def spoil(graph: Path) -> None:

@@ -45,7 +45,7 @@ def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Run
 
 def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOptions, **_: Any) -> Artifact:
     """Stands in for `embedctl_workers.backends.tensorrt.recipe.artifact_for`: neither measured nor checked."""
-    plain = quick_artifact(files, "onnx", host, fused=False).folder
+    plain = quick_artifact(files, "onnx", host).folder
     folder = host.cache / "quick" / f"{files.fingerprint}-{options.dtype}-{options.batch_tokens}-{made.version}"
     folder.mkdir(parents=True, exist_ok=True)
     graphs.convert(plain / GRAPH, folder / GRAPH, options.dtype)

@@ -114,11 +114,11 @@ class Session:
         return value
 
     def left(self) -> str:
-        """The time left, if the remaining steps take as long as those so far."""
+        """The time left, if the remaining steps take as long as the middle one so far: the first ones may install."""
         to_come = self._plan - len(self._done)
         if to_come <= 0 or not self._new:
             return "time left unknown" if to_come > 0 else "done"
-        left = to_come * statistics.fmean(line["seconds"] for line in self._new)
+        left = to_come * statistics.median(line["seconds"] for line in self._new)
         if left < 90:
             return f"about {left:.0f} s left"
         return f"about {left / 60:.0f} min left" if left < 5400 else f"about {left / 3600:.1f} h left"

@@ -18,8 +18,7 @@ import pytest
 
 from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.onnx import backend as backends
-from embedctl_workers.backends.onnx import export, graphs, recipe
+from embedctl_workers.backends.onnx import export, recipe
 from embedctl_workers.backends.onnx.backend import OnnxBackend
 from embedctl_workers.backends.onnx.inputs import GRAPH
 from embedctl_workers.backends.onnx.providers import CPU
@@ -70,28 +69,6 @@ def test_a_manifest_says_what_was_built_and_how_good_it_is(built: dict[str, Arti
     assert small["accuracy"]["bounds"] == {"min_cosine": 0.95, "mean_cosine": 0.98}
 
 
-@pytest.mark.parametrize(
-    ("tiny", "operators"),
-    [
-        (Tiny(), {"Attention", "SkipLayerNormalization", "BiasGelu"}),
-        (Tiny("distilbert"), {"Attention", "SkipLayerNormalization", "BiasGelu"}),
-        (Tiny("mpnet"), {"SkipLayerNormalization", "BiasGelu"}),
-    ],
-    ids=lambda value: value.family if isinstance(value, Tiny) else "",
-)
-def test_what_the_optimiser_knows_is_fused(tiny: Tiny, operators: set[str], files_of: FilesOf, host: Host) -> None:
-    files = files_of(tiny)
-    facts = graphs.describe(quick_artifact(files, "onnx", host).folder / GRAPH)
-    assert operators <= set(facts["operators"])
-    assert facts["fused"] == {"attention": "Attention" in operators, "layer_norm": True, "gelu": True}
-
-
-def test_what_it_does_not_know_is_left_as_it_is(files_of: FilesOf, tmp_path: Path) -> None:
-    files = files_of(Tiny("modernbert"))
-    exported = export.export_own(files, tmp_path)
-    assert not graphs.fuse(tmp_path / GRAPH, exported, tmp_path / "fused.onnx")
-
-
 def test_a_prompt_left_out_and_weights_by_place_are_refused_together(files_of: FilesOf, tmp_path: Path) -> None:
     tiny = Tiny(pooling="weightedmean", prompt="query: ", include_prompt=False)
     files = files_of(tiny)
@@ -104,26 +81,10 @@ def requested(files: ModelFiles, folder: Path, kind: str, host: Host) -> Mapping
     return request_for(files, host, kind, folder, exporter="own")
 
 
-def test_a_bad_fusion_is_gone(files: ModelFiles, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fuse(graph: Path, exported: Any, target: Path) -> bool:
-        target.write_bytes(graph.read_bytes())
-        spoil(target)
-        return True
-
-    build_here(monkeypatch)
-    monkeypatch.setattr(graphs, "fuse", fuse)
-    said: list[str] = []
-    facts = build.build(requested(files, tmp_path / "new", "onnx", host), said.append)
-    assert facts["graph"]["name"] == "plain"
-    assert facts["accuracy"]["passed"]
-    assert any(line.startswith("fused: max abs") for line in said)
-
-
 def test_a_bad_graph_is_refused(files: ModelFiles, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def export_badly(files: ModelFiles, folder: Path) -> export.Exported:
-        exported = export.export_own(files, folder)
+    def export_badly(files: ModelFiles, folder: Path) -> None:
+        export.export_own(files, folder)
         spoil(folder / GRAPH)
-        return exported
 
     build_here(monkeypatch)
     monkeypatch.setattr(build, "EXPORTERS", {"own": export_badly})
@@ -289,7 +250,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def load(files: ModelFiles, host: Host, provider: str = CPU) -> OnnxBackend:
-    return OnnxBackend(files, quick_artifact(files, "onnx", host, fused=False), host, provider)
+    return OnnxBackend(files, quick_artifact(files, "onnx", host), host, provider)
 
 
 def test_the_cpu_is_asked_for_unless_another_is_chosen(runtime: Runtime, files: ModelFiles, host: Host) -> None:
@@ -341,20 +302,6 @@ def test_a_lost_gpu_is_no_bad_batch(error: str, lost: bool, runtime: Runtime, fi
     with pytest.raises(DeviceLost if lost else RuntimeError, match=error.partition(":")[0]) as raised:
         backend.forward(tokens, np.arange(1))
     assert isinstance(raised.value, DeviceLost) is lost
-
-
-def test_a_gpu_runs_the_plain_graph(files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: list[str] = []
-
-    def noted(files: ModelFiles, kind: str, host: Host) -> Artifact:
-        kinds.append(kind)
-        return quick_artifact(files, "onnx", host)
-
-    monkeypatch.setattr(backends, "artifact_for", noted)
-    with pytest.raises(WorkerError):
-        OnnxBackend.load("tiny", ModelEntry(str(files.folder)), Host(1, tmp_path), {"provider": "cuda"})
-    OnnxBackend.load("tiny", ModelEntry(str(files.folder)), Host(1, tmp_path), {})
-    assert kinds == [recipe.ONNX_PLAIN, recipe.ONNX]
 
 
 def test_onnxruntime_with_providers_for_gpus_counts_as_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def files(files_of: FilesOf) -> ModelFiles:
 @pytest.fixture
 def own(files: ModelFiles, here: Runtime, host: Host, tmp_path: Path) -> Host:
     """A cache of the test's own, with the ONNX graph of the small model and its references in it."""
-    graph = onnx_recipe.artifact_for(files, onnx_recipe.ONNX_PLAIN, host)
+    graph = onnx_recipe.artifact_for(files, onnx_recipe.ONNX, host)
     shutil.copytree(graph.folder, tmp_path / "artifacts" / graph.folder.name)
     shutil.copytree(host.cache / "references", tmp_path / "references")
     return Host(1, tmp_path)
@@ -187,7 +187,7 @@ def changed_graph(graph: Artifact) -> Artifact:
 
 
 def test_all_parts_are_in_the_key(here: Runtime, files: ModelFiles, own: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = onnx_recipe.artifact_for(files, onnx_recipe.ONNX_PLAIN, own)
+    graph = onnx_recipe.artifact_for(files, onnx_recipe.ONNX, own)
     options = PlanOptions(**SMALL)
 
     def key(graph: Artifact = graph, version: str = here.version, device: CudaDevice = here.device, **of: Any) -> str:

@@ -1,8 +1,7 @@
 """`python -m embedctl_workers.building.onnx REQUEST`: fill an artefact's folder. The backend's `recipe` runs this.
 
-This is a separate process, so that a worker never holds torch. Each candidate graph goes through the accuracy gate, and
-the fastest one that passes is kept. Progress goes to standard output. The last line there is a JSON object: the
-contents of the manifest, or `error`.
+This is a separate process, so that a worker never holds torch. The graph goes through the accuracy gate. Progress goes
+to standard output. The last line there is a JSON object: the contents of the manifest, or `error`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,25 +18,19 @@ from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.report import Report
-from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.backends.onnx import graphs
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
 from embedctl_workers.backends.onnx.export import EXPORTERS
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
-from embedctl_workers.backends.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced_range
+from embedctl_workers.backends.onnx.recipe import ONNX_INT8, reduced_range
 from embedctl_workers.building.manifests import accuracy_of, origin_of, report_of
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import answer_request, read_request
 from embedctl_workers.models.files import ModelFiles
-from embedctl_workers.models.gate_texts import gate_texts
-from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
 _FP32 = HardwareClass(backend="onnx")
 _INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
-_ROUNDS = 5
-#: The plain graph is preferred if it is faster by this factor: less is noise.
-_MIN_SPEEDUP = 1.05
 #: The instruction sets that decide the speed.
 _SPEED_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
 #: The packages that affect a graph.
@@ -47,13 +39,12 @@ PACKAGES = ("onnx", "onnxruntime", "optimum", "optimum-onnx")
 
 @dataclass(slots=True)
 class Candidate:
-    """A graph that was loaded and measured."""
+    """A graph that was loaded, and compared with torch."""
 
     name: str
     folder: Path
     backend: OnnxBackend
     report: Report
-    texts_per_s: float = 0.0
 
 
 def main() -> None:
@@ -80,38 +71,29 @@ class _Builder:
         self._say = say
 
     def best(self, kind: str, exporter: str) -> Candidate:
-        """The fastest of the graphs that give the model's vectors."""
+        """The graph of a kind; a ModelError if in fp32 it does not give the model's vectors."""
         plain = self._new("plain")
         self._say(f"exporting with {exporter} exporter")
-        exported = EXPORTERS[exporter](self._files, plain)
-        folders = [plain]
-        fused = self._new("fused")
-        if kind != ONNX_PLAIN and graphs.fuse(plain / GRAPH, exported, fused / GRAPH):
-            self._copy_facts(plain, fused)
-            folders.insert(0, fused)
+        EXPORTERS[exporter](self._files, plain)
         self._say("comparing with torch")
-        candidates = [self._candidate(folder, OnnxBackend, _FP32) for folder in folders]
-        right = [each for each in candidates if each.report.passed]
-        if not right:
+        exact = self._candidate(plain, OnnxBackend, _FP32)
+        if not exact.report.passed:
             raise ModelError(
-                f"its ONNX graph does not reproduce its vectors ({candidates[-1].report.figures}): "
+                f"its ONNX graph does not reproduce its vectors ({exact.report.figures}): "
                 'use a class with backend = "torch"'
             )
         if kind != ONNX_INT8:
-            return self._fastest(right)
+            return exact
         self._say("quantising")
-        for each in candidates:
-            each.backend.close()  # quantising alone takes several times the model's size
-        small = []
-        for each in right:
-            folder = self._new(f"{each.name} int8")
-            graphs.quantize(each.folder / GRAPH, folder / GRAPH, reduce_range=reduced_range())
-            self._copy_facts(plain, folder)
-            small.append(self._candidate(folder, OnnxInt8Backend, _INT8))
-        passed = [each for each in small if each.report.passed]
-        if not passed:
+        exact.backend.close()  # quantising alone takes several times the model's size
+        folder = self._new("plain int8")
+        graphs.quantize(plain / GRAPH, folder / GRAPH, reduce_range=reduced_range())
+        for name in (MODEL, TOKENIZER):
+            shutil.copy(plain / name, folder / name)
+        small = self._candidate(folder, OnnxInt8Backend, _INT8)
+        if not small.report.passed:
             self._say("warning: int8 is not accurate enough for this model, and a worker's gate will refuse it")
-        return self._fastest(passed or small)
+        return small
 
     def facts(self, best: Candidate, folder: Path) -> dict[str, Any]:
         """The manifest's entries about the graph, and what was measured of it."""
@@ -129,33 +111,10 @@ class _Builder:
         self._say(f"{name}: {report.figures}")
         return Candidate(name, folder, backend, report)
 
-    def _fastest(self, candidates: list[Candidate]) -> Candidate:
-        """The first, unless another is clearly faster; measured in turn, because other work comes and goes."""
-        self._say("measuring")
-        for candidate in candidates * _ROUNDS:
-            backend = candidate.backend
-            tokens = backend.tokenize(gate_texts(), None)
-            started = time.perf_counter()
-            for batch in batches_of(tokens.lengths, DEFAULT_TOKEN_BUDGET, backend.batch_cost):
-                backend.forward(tokens, batch)
-            rate = len(tokens.lengths) / (time.perf_counter() - started)
-            candidate.texts_per_s = max(candidate.texts_per_s, rate)
-        best = candidates[0]
-        for candidate in candidates[1:]:
-            if candidate.texts_per_s > best.texts_per_s * _MIN_SPEEDUP:
-                best = candidate
-        shown = ", ".join(f"{each.name} {each.texts_per_s:.0f} texts/s" for each in candidates)
-        self._say(f"kept {best.name}: {shown}")
-        return best
-
     def _new(self, name: str) -> Path:
         folder = self._scratch / name
         folder.mkdir()
         return folder
-
-    def _copy_facts(self, source: Path, target: Path) -> None:
-        for name in (MODEL, TOKENIZER):
-            shutil.copy(source / name, target)
 
 
 if __name__ == "__main__":

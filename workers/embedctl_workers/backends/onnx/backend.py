@@ -15,7 +15,7 @@ from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphBackend
 from embedctl_workers.backends.onnx.providers import CPU, check_provider, open_session, raise_if_lost
-from embedctl_workers.backends.onnx.recipe import ONNX, ONNX_INT8, ONNX_PLAIN, artifact_for
+from embedctl_workers.backends.onnx.recipe import ONNX, ONNX_INT8, artifact_for
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
@@ -58,8 +58,7 @@ class OnnxBackend(GraphBackend):
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         provider = check_provider(options.get("provider", CPU))
         files = resolve_model(model, entry)
-        kind = cls.KIND if provider == CPU else ONNX_PLAIN  # the choice between a model's graphs was measured on a CPU
-        return cls(files, artifact_for(files, kind, host), host, provider)
+        return cls(files, artifact_for(files, cls.KIND, host), host, provider)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         if self._session is None:

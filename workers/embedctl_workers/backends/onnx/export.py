@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,7 @@ _OPSET = 17
 _EXAMPLE = (7, 4)
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The facts about a model that fusing its graph needs."""
-
-    model_type: str
-    heads: int
-    hidden: int
-
-
-def export_own(files: ModelFiles, folder: Path) -> Exported:
+def export_own(files: ModelFiles, folder: Path) -> None:
     """Write the graph, made by `torch.onnx`, and what a worker needs; a ModelError if the model can't be exported."""
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
@@ -55,11 +45,9 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
             opset_version=_OPSET,
             dynamo=False,
         )
-    config = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
-    return Exported(config.model_type, getattr(config, "num_attention_heads", 0), getattr(config, "hidden_size", 0))
 
 
-def export_optimum(files: ModelFiles, folder: Path) -> Exported:
+def export_optimum(files: ModelFiles, folder: Path) -> None:
     """The same by optimum; a ModelError if pooling leaves out the prompt: its graphs have no input for that."""
     from optimum.exporters.onnx import main_export
 
@@ -84,10 +72,9 @@ def export_optimum(files: ModelFiles, folder: Path) -> Exported:
         path.unlink()
     scratch.rmdir()
     write_facts(folder, files, model, tokenizer)
-    return Exported("", 0, 0)
 
 
-EXPORTERS: Mapping[str, Callable[[ModelFiles, Path], Exported]] = {"own": export_own, "optimum": export_optimum}
+EXPORTERS: Mapping[str, Callable[[ModelFiles, Path], None]] = {"own": export_own, "optimum": export_optimum}
 
 
 @contextmanager

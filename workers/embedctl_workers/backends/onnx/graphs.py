@@ -1,4 +1,4 @@
-"""Work on an exported graph: fusing its operators, quantising its weights, and describing its contents."""
+"""Work on an exported graph: quantising its weights, and describing its contents."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import Any
 
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.transformers import optimizer
 
-from embedctl_workers.backends.onnx.export import Exported
 from embedctl_workers.backends.onnx.providers import open_session
 
-#: Types of model whose layers onnxruntime's optimiser recognises as BERT's.
-_LIKE_BERT = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"}
 #: If a graph exceeds this (bytes), its weights go to a file beside it: Protobuf's limit is 2 GiB.
 _MOST_IN_ONE_FILE = 1_800_000_000
 _FUSED = {
@@ -30,20 +26,6 @@ _FUSED = {
 }
 
 
-def fuse(graph: Path, exported: Exported, target: Path) -> bool:
-    """Write the graph with attention, LayerNorm and GELU as one operator each; False, and no file, if none is fused."""
-    if exported.model_type not in _LIKE_BERT:
-        return False
-    # opt_level 0: onnxruntime makes its own optimisations when it loads the graph, for the CPU at hand.
-    fused = optimizer.optimize_model(
-        str(graph), "bert", num_heads=exported.heads, hidden_size=exported.hidden, opt_level=0, use_gpu=False
-    )
-    if not any(fused.get_fused_operator_statistics().values()):
-        return False
-    fused.save_model_to_file(str(target), use_external_data_format=is_large(graph))
-    return True
-
-
 def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
     """Write the graph with int8 weights, quantised per channel; activations are quantised dynamically."""
     quantize_dynamic(
@@ -53,7 +35,7 @@ def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
         reduce_range=reduce_range,
         weight_type=QuantType.QInt8,
         use_external_data_format=is_large(graph),
-        # Fused operators are not standard, so onnx does not know the types of their outputs.
+        # An exporter may write operators of which onnx does not know the types of outputs.
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
 

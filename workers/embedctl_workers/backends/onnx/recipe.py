@@ -21,8 +21,6 @@ from embedctl_workers.models.files import ModelFiles
 #: The kinds of artefact. The backends that run them have the same names.
 ONNX, ONNX_INT8 = "onnx", "onnx-int8"
 KINDS = (ONNX, ONNX_INT8)
-#: A graph of ONNX's standard operators only, for runtimes that know no others.
-ONNX_PLAIN = "onnx-plain"
 #: The exporters that make graphs of models.
 OWN, OPTIMUM = "own", "optimum"
 EXPORTERS = (OWN, OPTIMUM)
@@ -52,8 +50,6 @@ def onnxruntime_version(needed_for: str) -> str:
 def _build_kind(kind: str, files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     if how.target:
         raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {how.target} out")
-    if how.options.get("provider", "cpu") != "cpu":
-        kind = ONNX_PLAIN
     return artifact_for(files, kind, host, how)
 
 
@@ -62,7 +58,7 @@ build_onnx_int8 = partial(_build_kind, ONNX_INT8)
 
 
 def artifact_for(files: ModelFiles, kind: str, host: Host, how: BuildOptions = USUAL) -> Artifact:
-    """An artefact of one of :data:`KINDS`, or :data:`ONNX_PLAIN`, from the cache, or built now in a separate process.
+    """An artefact of one of :data:`KINDS` from the cache, or built now in a separate process.
 
     Of `how`, the exporter, the revision and `force` count. A ModelError if the artefact can't be built, or the cache
     lacks it and `host.build` is False; MissingExtra if the packages that build it are not installed.

@@ -38,7 +38,7 @@ _WEIGHTS = "weights"
 
 
 def convert(source: Path, target: Path, dtype: str) -> None:
-    """Write a graph, of the kind :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`, in another type.
+    """Write a graph, of the kind :data:`~embedctl_workers.backends.onnx.recipe.ONNX`, in another type.
 
     Args:
         target: a file in another folder.

@@ -13,7 +13,7 @@ from typing import Any
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import ModelFacts
-from embedctl_workers.backends.onnx.recipe import ONNX_PLAIN, OWN
+from embedctl_workers.backends.onnx.recipe import ONNX, OWN
 from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.plan import BUILDER
 from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
@@ -89,9 +89,9 @@ def artifact_for(
     that build it are not installed.
     """
     store = ArtifactStore(host.cache)
-    if not host.build and store.find(onnx_recipe.wanted(files, ONNX_PLAIN)) is None:
+    if not host.build and store.find(onnx_recipe.wanted(files, ONNX)) is None:
         raise ModelError(_not_built(files, host, store, runtime, "the ONNX graph"))
-    graph = onnx_recipe.artifact_for(files, ONNX_PLAIN, host, BuildOptions(revision=how.revision))
+    graph = onnx_recipe.artifact_for(files, ONNX, host, BuildOptions(revision=how.revision))
     want = wanted(files, graph, runtime, options)
     if not how.force and (found := store.find(want)):
         return found
