@@ -142,6 +142,12 @@ INLINE void finish(const int *sums, long pitch, long here, struct outputs of, st
     }
 }
 
+/* Fetches the share of `size` bytes that is due with the tile of this row, so that the next panel comes without a wait. */
+INLINE void fetch(const char *next, long size, long row, long rows) {
+    for (long at = up_to(size * row / rows, 64); at < size * (row + ROWS) / rows; at += 64)
+        __builtin_prefetch(next + at, 0, 2);
+}
+
 /* x . w + bias to its place, and what `end` says. The inputs are taken by so many that a panel of them stays in the first
  * cache while all rows pass. Floats of a whole tile are summed in their place, from the bias or from what is there on. */
 INLINE void multiply(struct rows x, long rows, const struct product *by, struct place to, const enum end end) {
@@ -159,6 +165,7 @@ INLINE void multiply(struct rows x, long rows, const struct product *by, struct 
                 const int direct = one_place && here == ROWS;
                 int *sum = direct ? (int *)(place_of(to, n) + r * to.row) : sums + r * PANEL;
                 const long pitch = direct ? to.row : PANEL;
+                fetch(weight + (k + steps) * PANEL * 4, steps * PANEL * 4, r, rows);
                 const int *first = k || (direct && end == ADD_TO) ? sum : direct ? (const int *)(by->bias + n) : 0;
                 tile(x.at + r * x.stride + k * 4, x.stride, weight + k * PANEL * 4, PANEL * 4, steps, first,
                      first == sum ? pitch : 0, sum, pitch);
