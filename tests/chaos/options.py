@@ -81,8 +81,9 @@ class Options:
     @property
     def settle(self) -> float:
         """Longest wait for all jobs once faults are over (seconds). Nobody may take over a dead producer's job for
-        30 s. A client that waits for a job that Redis forgot gets its error only after that."""
-        return self.settle_s or 120 + 8 * self.lease
+        30 s. A client that waits for a job that Redis forgot gets its error only after that. Each record that kills a
+        worker of `embedctl up` takes two starts in quarantine, one after the other."""
+        return self.settle_s or 120 + 8 * self.lease + 360 * self.supervised
 
     @property
     def ttl(self) -> float:
