@@ -6,7 +6,7 @@ A kept field travels as JSON. The type of its column, which the job notes, tells
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -16,6 +16,10 @@ from embedctl.corpus.streams import needs_pyarrow
 
 #: What JSON gave → a value that arrow takes; None if they are the same.
 Restore = Callable[[Any], Any] | None
+#: Kinds of lists.
+_LISTS = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+#: Units of time → the digits after the point of a second.
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -60,16 +64,78 @@ def is_known(kind: Any) -> bool:
     return True
 
 
+def _cast(batch: Any) -> Any:
+    pyarrow = needs_pyarrow("reading parquet")
+    wanted = [_readable(field.type) for field in batch.schema]
+    if wanted == batch.schema.types:
+        return batch
+    columns = [column.cast(kind) for column, kind in zip(batch.columns, wanted, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def python_rows(batch: Any) -> Iterable[dict[str, Any]]:
+    """The rows of a batch as Python's values."""
+    plain = _cast(batch)
+    try:
+        rows: Iterable[dict[str, Any]] = plain.to_pylist()
+    except (ValueError, OverflowError):  # of one value, and the others are right
+        names = plain.schema.names
+        rows = (
+            {name: _python(value) for name, value in zip(names, row, strict=True)}
+            for row in zip(*plain.columns, strict=True)
+        )
+    shown = {each.name: show for each in batch.schema if (show := _shown_of(each.type)) is not None}
+    return ({**row, **{name: show(row[name]) for name, show in shown.items()}} for row in rows) if shown else rows
+
+
+class OutOfRange:
+    """Stands for a date or a time that is not in the years 1 to 9999."""
+
+
+def _python(value: Any) -> Any:
+    """A value. In a string, bytes that are not UTF-8 become lone surrogates, so that only this text is bad. A time that
+    Python has no form for fits nothing, so that only its line is bad."""
+    try:
+        return value.as_py()
+    except OverflowError:
+        return OutOfRange()
+    except UnicodeDecodeError:
+        pyarrow = needs_pyarrow("reading parquet")
+        if pyarrow.types.is_struct(value.type):
+            return {field.name: _python(value[field.name]) for field in value.type}
+        if pyarrow.types.is_list(value.type) or pyarrow.types.is_large_list(value.type):
+            return [_python(each) for each in value.values]
+        plain = value.value if pyarrow.types.is_dictionary(value.type) else value
+        return plain.cast(pyarrow.large_binary()).as_py().decode("utf-8", "surrogateescape")
+
+
 def restore_of(kind: Any) -> Restore:
     """What makes values of an arrow type of those that :func:`kept_fields` made of them; TypeError if nothing does."""
+    return _within(kind, _restored)
+
+
+def _shown_of(kind: Any) -> Restore:
+    """What makes values of an arrow type of those that a column holds which is read as :func:`_readable` says."""
+    return _within(kind, _shown)
+
+
+def _within(kind: Any, of_leaf: Callable[[Any], Restore]) -> Restore:
+    """What does that to each value inside of one that is nested."""
     types = needs_pyarrow("reading parquet").types
+    if types.is_dictionary(kind):
+        return _within(kind.value_type, of_leaf)
     if types.is_struct(kind):
-        return _of_struct(kind)
+        return _of_struct({field.name: _within(field.type, of_leaf) for field in kind})
     if types.is_map(kind):
-        return _of_map(restore_of(kind.key_type), restore_of(kind.item_type))
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        inner = restore_of(kind.value_type)
+        return _of_map(_within(kind.key_type, of_leaf), _within(kind.item_type, of_leaf))
+    if any(getattr(types, f"is_{name}")(kind) for name in _LISTS):
+        inner = _within(kind.value_type, of_leaf)
         return None if inner is None else _of_list(inner)
+    return of_leaf(kind)
+
+
+def _restored(kind: Any) -> Restore:
+    types = needs_pyarrow("reading parquet").types
     for check, restore in _LEAVES:
         if getattr(types, f"is_{check}")(kind):
             return None if restore is None else _or_null(restore)
@@ -88,14 +154,17 @@ def _of_list(inner: Callable[[Any], Any]) -> Restore:
     return _or_null(lambda values: [inner(each) for each in values])
 
 
-def _of_struct(kind: Any) -> Restore:
-    inner = {field.name: each for field in kind if (each := restore_of(field.type)) is not None}
+def _of_struct(found: Mapping[str, Restore]) -> Restore:
+    inner = {name: each for name, each in found.items() if each is not None}
     if not inner:
         return None
     return _or_null(lambda value: {name: inner[name](each) if name in inner else each for name, each in value.items()})
 
 
 def _of_map(key: Restore, value: Restore) -> Restore:
+    if key is None and value is None:
+        return None
+
     def pair(each: Any) -> tuple[Any, Any]:
         return key(each[0]) if key else each[0], value(each[1]) if value else each[1]
 
@@ -105,23 +174,44 @@ def _of_map(key: Restore, value: Restore) -> Restore:
 def _of_time(kind: Any) -> Restore:
     types = needs_pyarrow("reading parquet").types
     if types.is_duration(kind):
-        return _or_null(lambda seconds: timedelta(seconds=seconds))
+        digits = _DIGITS[kind.unit]
+        return _or_null(lambda seconds: int(Decimal(str(seconds)).scaleb(digits)))
     if kind.unit == "ns":
         return _or_null(_nanoseconds)
     return _or_null(time.fromisoformat if types.is_time(kind) else datetime.fromisoformat)
 
 
-def readable(kind: Any) -> Any:
+def _readable(kind: Any) -> Any:
     """The type that a column is read as: that of the column, but text for what Python's own types don't hold."""
     pyarrow = needs_pyarrow("reading parquet")
     types = pyarrow.types
     if types.is_struct(kind):
-        return pyarrow.struct([pyarrow.field(each.name, readable(each.type)) for each in kind])
+        return pyarrow.struct([pyarrow.field(each.name, _readable(each.type)) for each in kind])
     if types.is_list(kind):
-        return pyarrow.list_(readable(kind.value_type))
+        return pyarrow.list_(_readable(kind.value_type))
+    if types.is_large_list(kind):
+        return pyarrow.large_list(_readable(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(_readable(kind.value_type), kind.list_size)
+    if types.is_map(kind):
+        return pyarrow.map_(_readable(kind.key_type), _readable(kind.item_type))
     if types.is_duration(kind):
-        return pyarrow.duration("us") if kind.unit == "ns" else kind
+        return pyarrow.int64()
     return pyarrow.string() if _is_of_nanoseconds(kind) else kind
+
+
+def _shown(kind: Any) -> Restore:
+    """Seconds; as text, where a number of JSON would lose digits of them."""
+    if not needs_pyarrow("reading parquet").types.is_duration(kind):
+        return None
+    digits = _DIGITS[kind.unit]
+
+    def seconds(ticks: int) -> float | str:
+        exact = Decimal(ticks).scaleb(-digits)
+        number = float(exact)
+        return number if Decimal(str(number)) == exact else str(exact)
+
+    return _or_null(seconds)
 
 
 def _is_of_nanoseconds(kind: Any) -> bool:

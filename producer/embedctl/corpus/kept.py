@@ -11,6 +11,7 @@ from typing import Any
 
 from embedctl.corpus.fields import field_of
 from embedctl.corpus.json_rows import refuse_twice
+from embedctl.corpus.records import NO_TEXT, kind_of
 from embedctl_config.errors import InputError, SettingsError
 
 #: Most bytes of one record's kept fields, as JSON with their names. They hold a text of 8,192 tokens, which is what
@@ -91,7 +92,7 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
     A name may be a path such as `body.title`: see :func:`field_of`.
 
     Numbers, truth values, null, text, lists and objects stay what they are. NaN and the infinities become null, dates
-    and times text (ISO 8601), durations seconds, decimals and UUIDs text, bytes base64. In a text, what is not UTF-8
+    and times text (ISO 8601), durations seconds (of parquet, as text if a number would lose digits), decimals and UUIDs text, bytes base64. In a text, what is not UTF-8
     becomes U+FFFD.
     Raises InputError if a value has no such form, or the fields are too large.
     """
@@ -187,11 +188,16 @@ def _unfit(values: Mapping[str, Any], where: str) -> InputError:
             _as_json({name: value})
         except (TypeError, ValueError, RecursionError):
             return InputError(
-                f"{where}: the field {name!r} can't be kept: JSON has no form for a {type(value).__name__}, it is "
+                f"{where}: the field {name!r} can't be kept: JSON has no form for {_kind(value)}, it is "
                 f"nested more than {MAX_DEPTH} deep, or a name in it stands twice. Leave it out of --keep (keep= in "
                 "Python), or convert it to text"
             )
     return InputError(f"{where}: the fields {', '.join(values)} can't be kept: JSON has no form for them")
+
+
+def _kind(value: object) -> str:
+    said = kind_of(value)
+    return f"a {type(value).__name__}" if said == NO_TEXT else said
 
 
 def _too_large(values: Mapping[str, Any], where: str, size: int) -> InputError:

@@ -84,7 +84,7 @@ def kind_of(value: object) -> str:
 
 def kind_in_words(name: str) -> str:
     """The type of a text field's value in the words of JSON, from the name that :func:`make_record` stored."""
-    return _WORDS.get(name.rstrip("_0123456789"), "something that is no text")
+    return _WORDS.get(name.rstrip("_0123456789"), NO_TEXT)
 
 
 def problem_of(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
@@ -99,6 +99,7 @@ def problem_of(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
     return None if text.strip() else (ErrorCode.EMPTY, "the text is empty")
 
 
+NO_TEXT = "something that is no text"
 _NUMBER = "a number"
 #: Names of types of Python, numpy and pandas, without their bits → words of JSON.
 _WORDS: Mapping[str, str] = {
@@ -110,5 +111,6 @@ _WORDS: Mapping[str, str] = {
     "str": "a string",
     **dict.fromkeys(("bytes", "bytearray", "memoryview"), "bytes"),
     **dict.fromkeys(("datetime", "Timestamp"), "a date and a time"),
+    "OutOfRange": "a date beyond the years 1 to 9999",
     **dict.fromkeys(("date", "time", "timedelta", "Timedelta"), "a date or a time"),
 }

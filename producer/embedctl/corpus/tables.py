@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any, BinaryIO
 
-from embedctl.corpus.column_types import readable, type_at, written
+from embedctl.corpus.column_types import python_rows, type_at, written
 from embedctl.corpus.dialect import Dialect, names_separator
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import MAX_LINE_BYTES, NULS, needs_pyarrow, seekable
@@ -166,7 +166,7 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
             # Columns that are not there are left out, and a path selects one field of a struct.
             batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=rows.fields)
             number = 0
-            for number, row in enumerate((row for batch in batches for row in _python_rows(_cast(batch))), start=1):
+            for number, row in enumerate((row for batch in batches for row in python_rows(batch)), start=1):
                 # A struct that is null has no fields.
                 yield rows.line(row, f"{name}, row {number}", absent=None)
             if number != file.metadata.num_rows:
@@ -191,38 +191,3 @@ def _nested(fields: Iterable[Any]) -> dict[str, Any]:
     """Names of columns → None, or the same of the fields inside."""
     is_struct = needs_pyarrow("reading parquet").types.is_struct
     return {field.name: _nested(field.type) if is_struct(field.type) else None for field in fields}
-
-
-def _cast(batch: Any) -> Any:
-    pyarrow = needs_pyarrow("reading parquet")
-    wanted = [readable(field.type) for field in batch.schema]
-    if wanted == batch.schema.types:
-        return batch
-    columns = [column.cast(kind) for column, kind in zip(batch.columns, wanted, strict=True)]
-    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _python_rows(batch: Any) -> Iterable[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
-    except UnicodeDecodeError:  # of one value, and the others are right
-        names = batch.schema.names
-        return (
-            {name: _python(value) for name, value in zip(names, row, strict=True)}
-            for row in zip(*batch.columns, strict=True)
-        )
-    return rows
-
-
-def _python(value: Any) -> Any:
-    """A value. In a string, bytes that are not UTF-8 become lone surrogates, so that only this text is bad."""
-    try:
-        return value.as_py()
-    except UnicodeDecodeError:
-        pyarrow = needs_pyarrow("reading parquet")
-        if pyarrow.types.is_struct(value.type):
-            return {field.name: _python(value[field.name]) for field in value.type}
-        if pyarrow.types.is_list(value.type) or pyarrow.types.is_large_list(value.type):
-            return [_python(each) for each in value.values]
-        plain = value.value if pyarrow.types.is_dictionary(value.type) else value
-        return plain.cast(pyarrow.large_binary()).as_py().decode("utf-8", "surrogateescape")

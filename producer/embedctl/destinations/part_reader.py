@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.corpus.column_types import readable
+from embedctl.corpus.column_types import python_rows
 from embedctl.corpus.digests import NO_DIGEST, as_rows
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS, as_plain
 from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
@@ -21,7 +21,7 @@ from embedctl_config.errors import JobDrained, MissingExtra
 from embedctl_config.wire import ErrorCode
 
 try:
-    from embedctl.destinations.parquet import pa, pq, vectors_in
+    from embedctl.destinations.parquet import pq, vectors_in
     from embedctl.destinations.part import footer_of, rows_of_chunks
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
@@ -155,8 +155,7 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
 
 
 def _kept_of(columns: Any) -> list[Mapping[str, Any]]:
-    columns = columns.cast(pa.schema([pa.field(each.name, readable(each.type)) for each in columns.schema]))
-    return [as_plain(row) for row in columns.to_pylist()]
+    return [as_plain(row) for batch in columns.to_batches() for row in python_rows(batch)]
 
 
 def _column(table: Any, name: str, kind: str) -> Any:

@@ -42,6 +42,12 @@ COLUMNS: list[tuple[Any, Any]] = [
     (pa.timestamp("ns"), 1_767_323_045_000_000_001),
     (pa.timestamp("ns", "+02:00"), -1),
     (pa.duration("ms"), timedelta(milliseconds=1500)),
+    (pa.duration("us"), 2**63 - 1),
+    (pa.duration("ns"), 1_234_567_891_234_567),
+    (pa.list_(pa.duration("ns")), [-7, None]),
+    (pa.list_(pa.dictionary(pa.int32(), pa.string())), ["a", "b"]),
+    (pa.large_list(pa.timestamp("ns")), [1_767_323_045_000_000_001]),
+    (pa.map_(pa.string(), pa.time64("ns")), [("k", 1)]),
     (pa.uuid(), bytes(15) + b"\5"),
     (pa.list_(pa.date32()), [date(2026, 1, 2), None]),
     (pa.list_(pa.timestamp("ns")), [1, None]),
@@ -65,6 +71,15 @@ def test_a_kept_column_comes_out_as_it_was(tmp_path: Path, kind: Any, value: Any
     (found,) = columns.arrays(rows)
     assert found.type == pq.read_schema(tmp_path / "c.parquet").field("k").type == kind
     assert found.equals(column)
+
+
+def test_a_time_beyond_pythons_years_costs_its_line_alone(tmp_path: Path) -> None:
+    column = pa.array([0, -(10**17), None], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "k": column}), tmp_path / "c.parquet")
+    bad: list[str] = []
+    corpus = open_corpus(str(tmp_path / "c.parquet"), rows=Rows(100, keep=("k",)))
+    assert [record.text for record in corpus.records(lambda error, _: bad.append(str(error)))] == [b"a", b"c"]
+    assert "row 2: the field 'k' can't be kept: JSON has no form for a date beyond the years 1 to 9999" in bad[0]
 
 
 def test_ids_come_out_with_the_type_of_their_column(tmp_path: Path) -> None:
