@@ -92,8 +92,8 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
     A name may be a path such as `body.title`: see :func:`field_of`.
 
     Numbers, truth values, null, text, lists and objects stay what they are. NaN and the infinities become null, dates
-    and times text (ISO 8601), durations seconds (of parquet, as text if a number would lose digits), decimals and UUIDs text, bytes base64. In a text, what is not UTF-8
-    becomes U+FFFD.
+    and times text (ISO 8601), durations seconds (those of parquet text, where a number would lose digits), decimals and
+    UUIDs text, bytes base64. In a text, what is not UTF-8 becomes U+FFFD.
     Raises InputError if a value has no such form, or the fields are too large.
     """
     if not names:
