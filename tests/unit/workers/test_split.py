@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
+from embedctl_config.hardware import ModelEntry
 from embedctl_workers.commands.split import split
 from embedctl_workers.commands.tokenizer import TextModel, opened
+from embedctl_workers.models.files import find_folder
 from tests.support.packages import need
 from tests.support.passages import passages
 
@@ -16,6 +22,19 @@ PROSE = "\n\n".join(passages(60))
 def model() -> TextModel:
     need("tokenizers")
     return opened("all-MiniLM-L6-v2", ["--prompt-name="])
+
+
+def test_a_tokenizer_may_be_in_the_folder_of_a_module(tmp_path: Path) -> None:
+    need("tokenizers")
+    source, inside = find_folder("all-MiniLM-L6-v2", ModelEntry()), tmp_path / "0_Transformer"
+    inside.mkdir()
+    for name in ("config.json", "tokenizer.json", "sentence_bert_config.json"):
+        shutil.copy(source / name, inside)
+    (inside / "model.safetensors").touch()
+    module = {"idx": 0, "name": "0", "path": inside.name, "type": "sentence_transformers.models.Transformer"}
+    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    found = opened(str(tmp_path), [])
+    assert (found.longest, found.counts(["a text"])) == (256, [4])
 
 
 def pieces(model: TextModel, text: str, before: str = "", after: str = "") -> list[str]:

@@ -39,18 +39,18 @@ def opened(name: str, flags: Sequence[str]) -> TextModel:
     try:
         from tokenizers import Tokenizer
 
-        from embedctl_workers.models.facts import facts_of
+        from embedctl_workers.models.facts import facts_of, transformer_of
         from embedctl_workers.models.files import find_folder
         from embedctl_workers.models.prompts import prompt_named
 
         folder = find_folder(name, load_settings().models.get(name, ModelEntry()))
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(transformer_of(folder) / "tokenizer.json"))
         named = next((each.removeprefix(_PROMPT) for each in flags if each.startswith(_PROMPT)), None)
         prompt = "" if named is None else prompt_named(folder, named)
         facts = facts_of(folder)
         if facts.longest_text is None or facts.dimensions is None:
             raise ModelError("its files do not say how long a text or a vector is")
-    except (ImportError, OSError, KeyError, ValueError, EmbedctlError) as error:
+    except (ImportError, OSError, KeyError, TypeError, ValueError, EmbedctlError) as error:
         sys.exit(f"the tokenizer of {name} can't be used here: {error}")
     # The tokenizer's file may ask for truncation and padding, and then the counts would be wrong.
     tokenizer.no_truncation()

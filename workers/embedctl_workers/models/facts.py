@@ -37,7 +37,7 @@ def facts_of(folder: Path) -> ModelFacts:
         modules = _json(folder / "modules.json", [])
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         folders = [folder / module["path"] for module in modules]
-        transformer = folders[0] if folders else folder
+        transformer = transformer_of(folder)
         config = _json(transformer / "config.json", {})
         return ModelFacts(
             dimensions=_cut(_dimensions(kinds, folders, config), folder),
@@ -48,6 +48,13 @@ def facts_of(folder: Path) -> ModelFacts:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder} can't be read: {error!r}") from error
+
+
+def transformer_of(folder: Path) -> Path:
+    """The folder of a model's first module, which has the tokenizer; raises ValueError, KeyError, TypeError or OSError
+    if `modules.json` can't be read."""
+    modules = _json(folder / "modules.json", [])
+    return folder / modules[0]["path"] if modules else folder
 
 
 def _dimensions(kinds: list[str], folders: list[Path], config: dict[str, Any]) -> int | None:
