@@ -24,7 +24,7 @@ def txt(lines: Iterable[bytes], name: str, rows: Rows, *, carriages: bool) -> It
     rows.check_kept([rows.text_field], name)
     for number, line in enumerate(lines, start=1):
         where, text = f"{name}, line {number}", line.removesuffix(b"\n").removesuffix(b"\r")
-        if text and not text.strip(b"\0"):
+        if text[:1] == b"\0" and not text.strip(b"\0"):
             yield InputError(f"{where}: {NULS}")
         elif b"\r" in text and not carriages:
             yield InputError(

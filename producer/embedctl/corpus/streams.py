@@ -61,6 +61,7 @@ _LINE_END = re.compile("\r\n?|\n")
 DOS_END = "\x1a"
 #: A line that begins so was written in another encoding than the lines before it, which was joined with them.
 _MARKS_WITHIN = (b"\xff\xfe", b"\xfe\xff", "\ufffe".encode())
+_LEAST_OF_MARKS = MARK[0]
 #: What is said of a block of NULs, which is what a crash leaves of a file that was being written.
 NULS = "NUL bytes alone, as a write that was interrupted leaves them"
 
@@ -267,16 +268,17 @@ def bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
             raise InputError(f"{name}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB")
-        plain = line
-        while plain.startswith(MARK):
-            plain = plain.removeprefix(MARK)
-        if plain.startswith(_MARKS_WITHIN):
-            raise InputError(
-                f"{name}, line {number}: a byte order mark of another encoding begins it: files were joined"
-            )
-        plain = plain.rstrip(DOS_END.encode())  # any line but the last ends in a line feed
-        if plain:
-            yield plain
+        if line[0] >= _LEAST_OF_MARKS:
+            while line.startswith(MARK):
+                line = line.removeprefix(MARK)
+            if line.startswith(_MARKS_WITHIN):
+                raise InputError(
+                    f"{name}, line {number}: a byte order mark of another encoding begins it: files were joined"
+                )
+        if not line.endswith(b"\n"):  # the last one
+            line = line.rstrip(DOS_END.encode())
+        if line:
+            yield line
 
 
 def needs_pyarrow(needed_for: str) -> Any:

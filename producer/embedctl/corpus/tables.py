@@ -124,11 +124,15 @@ def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str, d
             columns = fields
             rows.check_once(columns, where)
             rows.check_columns(columns, where)
-        elif wrong_row := _wrong(fields, columns, where, dialect):
+        elif _may_be_wrong(fields, columns) and (wrong_row := _wrong(fields, columns, where, dialect)):
             yield wrong_row
         else:
             values = escapes.show(fields) if escapes else fields
             yield rows.line(dict(zip_longest(columns, values[: len(columns)])), where)
+
+
+def _may_be_wrong(fields: list[str], columns: list[str]) -> bool:
+    return len(fields) != len(columns) or fields[0] in columns or fields[0][:1] == "\0"
 
 
 def _wrong(fields: list[str], columns: list[str], where: str, dialect: Dialect) -> InputError | None:
