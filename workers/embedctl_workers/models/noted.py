@@ -24,14 +24,9 @@ _VARIABLES = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPE
 _PACKAGE = Path(embedctl_workers.__file__).parent
 
 
-def path_of(cache: Path, kind: str, facts: object) -> Path:
-    """The file of a finding, which need not be there."""
-    return _path(cache, kind, facts)
-
-
 def noted(cache: Path, kind: str, facts: object) -> Any:
     """What was noted under these facts; None if nothing was, or it can't be read or trusted, which is logged."""
-    path = _path(cache, kind, facts)
+    path = path_of(cache, kind, facts)
     data = kept(path)
     try:
         return None if data is None else json.loads(data)
@@ -43,7 +38,7 @@ def noted(cache: Path, kind: str, facts: object) -> Any:
 def note(cache: Path, kind: str, facts: object, finding: object) -> None:
     """Note a finding for :func:`noted`. Where the cache can't be written to, it is found again each time."""
     try:
-        keep(_path(cache, kind, facts), json.dumps(finding).encode())
+        keep(path_of(cache, kind, facts), json.dumps(finding).encode())
     except (OSError, ModelError) as error:
         log.debug("what was found is not noted: %s", error)
 
@@ -78,5 +73,6 @@ def _version(library: str) -> str | None:
         return None
 
 
-def _path(cache: Path, kind: str, facts: object) -> Path:
+def path_of(cache: Path, kind: str, facts: object) -> Path:
+    """The file of a finding, which need not be there."""
     return cache / kind / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]}.json"
