@@ -51,14 +51,15 @@ def test_what_a_plan_lacks_is_said(here: Here, arguments: list[str], words: str)
 def test_a_plan_is_near_what_a_job_took(here: Here) -> None:
     """The backend sleeps for most of the time, so the machine's other work changes little."""
     texts = passages(2_000)
-    (here.folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    rows = [{"id": f"passage-{at}", "text": text, "note": "n" * 900} for at, text in enumerate(texts)]
+    (here.folder / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with Path(here.environment["EMBEDCTL_CONFIG"]).open("a") as config:
         config.write(PLANNED)
     here.start_worker("planned")
-    command = ("c.jsonl", "--class", "planned", "--model", "dummy")
+    command = ("c.jsonl", "--class", "planned", "--model", "dummy", "--keep", "note")
     here.embedctl("submit", *command, "--limit", "500", "--wait", status=0)  # the worker measures itself
     before = here.raw.info()
-    job_id = here.embedctl("submit", *command, "-o", "v.npy", status=0).stdout.strip()
+    job_id = here.embedctl("submit", *command, "-o", "v.parquet", status=0).stdout.strip()
     after, status = here.raw.info(), Job(job_id, here.broker).status()
 
     tokens = status.tokens / status.records  # a token of this backend is a word, which a plan does not know

@@ -8,14 +8,17 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 import click
 
 from embedctl.cli.options import duration, json_option, option
 from embedctl.common.processes import running
+from embedctl.corpus.digests import with_digests
+from embedctl.corpus.kept import parse_keep
 from embedctl.corpus.reading import open_corpus
+from embedctl.corpus.records import Record
 from embedctl.corpus.rows import Rows, records_of
 from embedctl.corpus.template import parse_template
 from embedctl.jobs.enqueue import as_asked
@@ -27,6 +30,7 @@ from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.routing import local_class
 from embedctl_config.errors import ModelError
 from embedctl_config.loading import load_settings
+from embedctl_config.record_ids import to_wire
 from embedctl_config.settings import Settings
 
 _MULTIPLES = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
@@ -53,6 +57,7 @@ def _period(text: str) -> float:
 @option("--tokens", type=click.FloatRange(min=1), metavar="N", help="The mean tokens of a record. Default: of SAMPLE.")
 @option("--text-field", default="text", show_default=True, help="The field of SAMPLE with the text.")
 @option("--template", metavar="TEXT", help="Makes each text of several fields, as for `embedctl run`.")
+@option("--keep", metavar="FIELD,…", help="Fields that come out beside the vectors, as for `embedctl run`.")
 @option(
     "--long",
     type=click.Choice(get_args(Long)),
@@ -80,6 +85,7 @@ def plan(
     tokens: float | None,
     text_field: str,
     template: str | None,
+    keep: str | None,
     long: Long,
     model: str | None,
     hardware: str | None,
@@ -100,9 +106,11 @@ def plan(
         raise click.UsageError("Name a part of the corpus, or give --records and --tokens.")
     hardware = local_class(settings, hardware)
     options = SubmitOptions.of(model=model or settings.model, hardware=hardware, long=long if sample else "cut")
-    rows = Rows(settings.max_text_bytes, text_field, "id", (), parse_template(template) if sample else None)
+    rows = Rows(settings.max_text_bytes)
+    if sample:
+        rows = Rows(settings.max_text_bytes, text_field, "id", parse_keep(keep), parse_template(template))
     broker = Broker.shared(settings) if settings.redis_url else None
-    counted, read = _counted(settings, broker, sample, rows, options)
+    counted, read, ids_bytes = _counted(settings, broker, sample, rows, options)
     total = round((records or read) * counted.records / read)
     mean = tokens or counted.tokens / counted.records
     size = counted.text_bytes / counted.records if sample else mean * BYTES_PER_TOKEN
@@ -110,34 +118,44 @@ def plan(
     if counted.vector_bytes is None:
         raise ModelError(f"the dimensions of {options.model} are unknown: no live worker serves it, and it is not here")
     made = Plan(
-        Load(total, mean, size),
+        Load(total, mean, size, (counted.kept_bytes + ids_bytes) / counted.records),
         rate,
-        Room(
-            counted.vector_bytes // counted.records,
-            broker.high_water() if broker else HIGH_WATER_BYTES,
-            broker.results_high_water() if broker else RESULTS_HIGH_WATER_BYTES,
-        ),
+        _room(broker, counted.vector_bytes // counted.records),
         within_s,
         price,
     )
     click.echo(json.dumps(made.facts()) if as_json else made.describe())
 
 
+def _room(broker: Broker | None, vector_bytes: int) -> Room:
+    if broker is None:
+        return Room(vector_bytes, HIGH_WATER_BYTES, RESULTS_HIGH_WATER_BYTES)
+    return Room(vector_bytes, broker.high_water(), broker.results_high_water())
+
+
 def _counted(
     settings: Settings, broker: Broker | None, sample: Sequence[str], rows: Rows, options: SubmitOptions
-) -> tuple[Estimate, int]:
-    """What is known of the sample, or of one text if there is none, and how many records it has: an estimate counts
-    their pieces."""
-    read = itertools.count()
+) -> tuple[Estimate, int, int]:
+    """What is known of the sample, or of one text if there is none, how many records it has (an estimate counts their
+    pieces), and the bytes of the ids. The digests that `run` and `submit` keep of all texts count as kept."""
+    read, ids = itertools.count(), 0
+
+    def with_ids_counted(records: Iterator[Record]) -> Iterator[Record]:
+        nonlocal ids
+        for record in records:
+            ids += 0 if record.id is None else len(to_wire(record.id))
+            yield record
+
     if sample:
         corpus = open_corpus(*sample, rows=rows)
         corpus.check()
         records = corpus.records()
     else:
         records = records_of(["a text"], rows)
-    texts = as_asked((record for record, _ in zip(records, read, strict=False)), rows, options, settings)
+    asked = as_asked((record for record, _ in zip(records, read, strict=False)), rows, options, settings)
+    texts = with_digests(with_ids_counted(asked))
     estimated = local_estimate(settings, texts, options) if broker is None else estimate(broker, texts, options)
-    return estimated, next(read)
+    return estimated, next(read), ids
 
 
 def _live_rate(counted: Estimate) -> Rate | None:
