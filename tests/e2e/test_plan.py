@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def test_a_plan_is_arithmetic_over_what_was_measured() -> None:
     assert plan.work_s == 84_000
     assert plan.workers == 3
     assert plan.results_bytes == 20_000_000 * 1546
-    assert plan.memory_bytes == plan.results_bytes + 10**8
+    assert plan.memory_bytes == plan.results_bytes
+    of_long_texts = replace(plan, load=Load(1000, 1.0, 10**6), room=Room(1536, 10**8, 10**9))
+    assert of_long_texts.memory_bytes == 10**8 + 0.9 * of_long_texts.results_bytes
     assert plan.drained_memory_bytes == 10**9 + 10**8
     assert plan.network_bytes == 2 * 20_000_000 * (170 + 1546)
     assert plan.cost == pytest.approx(84_000 / 3600 * 0.5)

@@ -79,8 +79,10 @@ class Plan:
 
     @property
     def memory_bytes(self) -> float:
-        """What Redis holds at most of a job whose results stay there."""
-        return self.results_bytes + self.waiting_bytes
+        """What Redis holds at most of a job whose results stay there: as many results as there are when the text begins
+        to run out, beside the text that waits; or all results."""
+        texts = self.load.records * (self.load.text_bytes + self.load.beside_bytes)
+        return max(self.results_bytes, self.waiting_bytes + self.results_bytes * (1 - self.waiting_bytes / texts))
 
     @property
     def drained_memory_bytes(self) -> float:
