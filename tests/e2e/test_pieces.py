@@ -109,7 +109,7 @@ def test_what_can_t_be_split_is_refused_beforehand(here: Here) -> None:
 def test_a_plan_counts_pieces(here: Here) -> None:
     path = str(here.folder / here.write({"a": "\n\n".join(PROSE), "b": "A short text."}))
     options = SubmitOptions.of(model=MODEL, hardware="cpu", long="split")
-    counted, read = planning._counted(Settings(), None, [path], Rows(10**6), options)
+    counted, read, _ = planning._counted(Settings(), None, [path], Rows(10**6), options)
     assert read == 2
     assert counted.exact
     assert counted.truncated == 0
