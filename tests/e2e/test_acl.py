@@ -169,7 +169,7 @@ def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(here: Here,
     refused = here.embedctl("discard", job.id)
     assert (refused.returncode, "does not let its user do this" in refused.stderr) == (77, True), refused.stderr
     assert job.status().done == 2
-    here.raw.acl_log_reset()  # it was denied on purpose
+    here.raw.acl_log_reset()  # what status would have said of the record that failed, and this: denied on purpose
 
 
 @OLD

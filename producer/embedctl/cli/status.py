@@ -26,7 +26,7 @@ from embedctl.store.connection import without_password
 from embedctl.terminal.drawing import job_lines, overview_lines
 from embedctl.terminal.job_facts import JobView, all_facts
 from embedctl.waiting.overview import Gatherer, Overview, Paces
-from embedctl_config.errors import BrokerUnavailable, JobError
+from embedctl_config.errors import BrokerUnavailable, JobError, NotPermitted
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
 from embedctl_config.wire import ErrorCode
@@ -158,11 +158,11 @@ def _one_job(broker: Broker, job_id: str) -> _Subject[JobView]:
 
 
 def _causes(job: Job, status: JobStatus) -> Counter[ErrorCode]:
-    """The codes of the first records of an ended job that failed. None where they can't be read here: `embedctl errors`
-    says why not."""
+    """The codes of the first records of an ended job that failed. None where they can't be read here, as by a monitor,
+    who sees no results: `embedctl errors` says why not."""
     causes = Counter[ErrorCode]()
     if status.failed and status.state.ended:
-        with suppress(JobError):
+        with suppress(JobError, NotPermitted):
             causes.update(error.code for error in islice(job.iter_errors(chunks=_CHUNKS_READ), _CAUSES))
     return causes
 

@@ -53,7 +53,10 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl_bench": ("bench",),
 }
 #: Module and import → the extra that is looked for before it is imported.
-LOOKED_FOR = {("embedctl_workers.backends.onnx.export", "optimum"): "optimum"}
+LOOKED_FOR = {
+    ("embedctl_workers.backends.onnx.export", "optimum"): "optimum",
+    ("embedctl.testing", "pytest"): "dev",
+}
 #: Other systems run in environments of their own, made from the requirements in this folder.
 ADAPTERS, THEIRS = "embedctl_bench.peers.adapters", ROOT / "benchmarks" / "embedctl_bench" / "peers"
 
