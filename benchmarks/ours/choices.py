@@ -18,7 +18,7 @@ from embedctl_workers.models.cache import cache_folder
 
 
 def choices(*, model: str = "all-MiniLM-L6-v2", bf16: bool = False, tries: int = 30) -> Figures:
-    """How often each way to compute a model's layers is chosen in so many tries, of which nothing is kept.
+    """How often each way to compute a model's layers is chosen when it is chosen again and again. Nothing is kept.
 
     The model has been loaded here before, so that its weights are kept.
     """

@@ -135,7 +135,7 @@ def test_sigterm_ends_a_worker_within_its_time_and_hands_back_what_it_had(slow: 
 
 @long
 def test_sigterm_ends_a_worker_within_its_time_while_redis_is_away(slow: Boxes) -> None:
-    """As when both are made anew: Redis' name is not known meanwhile, and looking for it takes its time."""
+    """As when both are recreated. Redis' name does not resolve meanwhile, and each attempt takes seconds."""
     with counted(slow, "`docker compose stop redis`, then `stop cpu`, then `start`") as job:
         job.waits_for(2)
         slow.compose("stop", "redis")

@@ -42,14 +42,14 @@ _MARKS = {
 }
 #: This much of a file's beginning tells its encoding and its line ends (bytes).
 _HEAD_BYTES = 64 * 1024
-#: Of UTF-16 without a mark that UTF-8 can be, too, at least so much are control characters (of the bytes): the higher
-#: bytes of the characters, or the lower ones of line ends.
+#: Bytes that may be UTF-8 or UTF-16 without a mark are UTF-16 only if this share of them, or more, are control
+#: characters: the higher bytes of the characters, or the lower ones of line ends.
 _LEAST_CONTROLS = 0.2
-#: Of one script's UTF-16, so many of the higher bytes are control characters, but in East Asia.
+#: In UTF-16 of one script that is not East Asian, this share of the higher bytes, or more, are control characters.
 _MOST_OF_HALF = 0.8
-#: At most so much of a text is no characters that texts hold (of the characters).
+#: A text has less than this share of characters that texts do not hold.
 _MOST_STRANGE = 0.2
-#: What is neither UTF-8 nor in another encoding holds at most so many control characters (of the bytes).
+#: What is neither UTF-8 nor in another encoding has at most this share of control characters (of the bytes).
 _MOST_CONTROLS = 0.02
 #: Control characters that texts don't hold, and all of them.
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a"})

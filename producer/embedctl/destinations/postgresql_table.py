@@ -1,4 +1,4 @@
-"""What a table of PostgreSQL has to be that rows are kept in, whoever made it."""
+"""Checks of a PostgreSQL table that is to hold vectors: embedctl's own, or one that the user made."""
 
 from __future__ import annotations
 

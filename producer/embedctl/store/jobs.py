@@ -409,8 +409,7 @@ class JobStore(JobReader):
         """Put a chunk's failed records into a new chunk; returns their number. The job is open until sealed again.
 
         Raises JobUnfinished if the job has not ended, JobError if another process is retrying it, QuotaExceeded if its
-        tenant's limits leave no room for a job more, and as :meth:`why_stopped` says if it was ended before its last
-        record.
+        tenant may have no more jobs, and as :meth:`why_stopped` says if it was ended before its last record.
         """
         of_chunk = [keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk)]
         script_keys = [keys.producer(job_id), *of_chunk, keys.chunk_input(job_id, new_chunk)]

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Each candidate's time is its least of so many rounds. The order changes each round, as caches favour whoever follows.
+#: A candidate's time is its least of these rounds. The order changes each round, because caches favour the next one.
 ROUNDS = 7
-#: Less of a difference is noise: then the order of the candidates decides.
+#: A smaller ratio than this is noise, and the order of the candidates decides.
 _CLEARLY = 1.03
 
 
