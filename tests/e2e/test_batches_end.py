@@ -122,7 +122,7 @@ def away_for_ever(*_: object, **__: object) -> NoReturn:
 
 
 def folder_full(scene: Scene) -> None:
-    scene.patched.setattr(tempfile, "TemporaryDirectory", fails_for_ever)
+    scene.patched.setattr(tempfile, "TemporaryFile", fails_for_ever)
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -194,7 +194,7 @@ def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_o
     command = "embedctl worker --class dummy --model dummy"
     (here.folder / "corpus.txt").write_text("one\ntwo\n")
     submitted = here.embedctl("submit", "corpus.txt", status=0)
-    assert submitted.stderr.strip() == f"No live worker serves dummy on dummy. Start one: {command}"
+    assert submitted.stderr.splitlines()[0] == f"No live worker serves dummy on dummy. Start one: {command}"
     job_id = submitted.stdout.strip()
     assert lines(here.embedctl("status", job_id).stdout, "workers") == [f"0 live; start one: {command}"]
     waited = here.embedctl("wait", job_id, "--timeout", "0.5", status=124)

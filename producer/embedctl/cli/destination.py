@@ -55,7 +55,8 @@ class _Output(click.Path):
                 return DatabaseUrl(value)
             if value.endswith("/") or "://" in value:
                 return place_of(value)
-        return followed(Path(os.fsdecode(super().convert(value, param, ctx))))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        return path if is_stdout(path) else followed(path)
 
 
 def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F], F]:

@@ -135,11 +135,12 @@ class ResultReader:
             yield
 
     def errors_by_chunk(self, start: int = 0, most: int | None = None) -> Iterator[list[FailedRecord]]:
-        """The failed records of one chunk after the other, of so many at most; see :meth:`Job.iter_errors`."""
+        """The failed records of one chunk after the other; with `most`, of that many first chunks alone. See
+        :meth:`Job.iter_errors`."""
         status = self.ended_status()
         chunks = status.original_chunks or status.chunks
         if most is not None:
-            chunks = min(chunks, start + most)
+            chunks = min(chunks, most)
         for at in range(start, chunks, _SLICE):
             indices = range(at, min(at + _SLICE, chunks))
             doubtful = (

@@ -235,10 +235,10 @@ class AsyncJob:
             pass
         return vectors
 
-    async def iter_errors(self) -> AsyncIterator[FailedRecord]:
+    async def iter_errors(self, *, chunks: int | None = None) -> AsyncIterator[FailedRecord]:
         """See :meth:`Job.iter_errors`."""
         await in_shared_thread(self._reader.ended_status)  # as in Job, a Redis that is away is an error at once
-        async for errors in self._each(lambda at, _: self._reader.errors_by_chunk(at), Relay()):
+        async for errors in self._each(lambda at, _: self._reader.errors_by_chunk(at, most=chunks), Relay()):
             for error in errors:
                 yield error
 

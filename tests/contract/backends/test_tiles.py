@@ -21,7 +21,6 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.backends.torch import backend as torch_backend
 from embedctl_workers.backends.torch.packed import choosing, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.choosing import Chooser
@@ -374,7 +373,7 @@ def test_every_packed_family_runs_on_tiles(
     host: Host, tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, tiny: Tiny, way: str
 ) -> None:
     layers = KINDS[way][0](Tiles(EMULATED, host), load_kernels(host))
-    monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
+    monkeypatch.setattr(Chooser, "fp32", lambda *_, plain: layers)
     folder = tiny_model(tiny)
     backend = _loaded("torch", host, folder)
     assert backend.engine == f"packed, {layers.name}"

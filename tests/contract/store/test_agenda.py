@@ -397,7 +397,7 @@ def test_a_state_is_logged_once_and_again_when_it_ends(
         raw.config_set("maxmemory", 0)
         beating.stop()
         quick.close()
-    assert [" is full: " in line for line in caplog.messages if line.startswith("heartbeat: ")] == [True, False]
+    assert [" is full (" in line for line in caplog.messages if line.startswith("heartbeat: ")] == [True, False]
 
 
 def test_ended_jobs_stand_behind_living_ones(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
