@@ -102,6 +102,24 @@ def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(here: Here, m
 
 
 @pytest.mark.slow
+def test_a_run_says_that_a_given_redis_is_full_and_goes_on_once_there_is_room(here: Here) -> None:
+    (here.folder / "c.txt").write_text("one\ntwo\n")
+    told = here.folder / "told"
+    here.raw.config_set("maxmemory", 1)
+    run = Forked([*RUN, "--class", "dummy"], here.environment, here.folder, err=told)
+    try:
+        eventually(lambda: "Redis is full" in told.read_text())
+        here.raw.config_set("maxmemory", 0)
+        assert run.wait(PATIENCE_S) == 0, told.read_text()
+    finally:
+        here.raw.config_set("maxmemory", 0)
+        run.kill()
+        run.wait()
+    assert told.read_text().count("Redis is full") == 1
+    np.testing.assert_array_equal(np.load(here.folder / "out.npy"), reference(["one", "two"]))
+
+
+@pytest.mark.slow
 def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(here: Here) -> None:
     """While it submits and waits for room."""
     (here.folder / "c.txt").write_text("\n".join(SLOW))

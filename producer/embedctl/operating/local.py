@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -18,13 +19,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from embedctl.common.machine import machine_id
+from embedctl.common.notices import Reminder
 from embedctl.common.processes import running
 from embedctl.queueing.broker import Broker
+from embedctl.queueing.routing import redis_full
 from embedctl_config import durable, keys
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
 from embedctl_config.locks import locked
 from embedctl_config.retry import Policy, RetryLimit
 from embedctl_config.settings import Settings, expanded
+
+log = logging.getLogger(__name__)
 
 #: Time limits for Redis to answer, and for a worker to load its models (seconds).
 _REDIS_START_S = 60.0
@@ -276,14 +281,17 @@ def _wait_for_redis(settings: Settings, process: subprocess.Popen[bytes], log_fi
 
 
 def _wait_for_worker(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:
-    started = time.monotonic()
+    started, remind, full = time.monotonic(), Reminder(log.warning), ""
     with closing(Broker.connect(settings)) as broker:
         # On another machine, a worker may have the same pid.
         look = broker.workers.here if machine_id() else broker.workers.alive
         while not any(worker.pid == process.pid for worker in look()):
             _still_running(process, "the worker", log_file)
+            used = broker.connection.full_bytes()
+            full = (full or redis_full(used)) if used else ""  # the same words, however much is used later
+            remind(full)
             took = time.monotonic() - started
-            if took > _WORKER_START_S:
+            if took > _WORKER_START_S and not full:
                 raise WorkerError(f"the worker was not ready after {_WORKER_START_S:g} s; its log is {log_file}")
             time.sleep(max(0.05, took * _LATER))
 
