@@ -24,7 +24,11 @@ _BATCH_RECORDS = 50
 
 def kill_delivery(chaos: Chaos) -> Struck | None:
     """Deliver a job that runs, and kill that. The next strike at the same job goes on."""
-    orders = [each for each in chaos.producers.orders if each.job_id and not (each.ended or each.plan.frees_key)]
+    orders = [
+        each
+        for each in chaos.producers.orders
+        if each.job_id and not (each.ended or each.plan.frees_key or each.job_id in chaos.drained)
+    ]
     if not orders or find_spec("lancedb") is None:
         return None
     order = chaos.rng.choice(orders)

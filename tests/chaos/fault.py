@@ -38,6 +38,8 @@ class Chaos:
     sick_ends: list[int] = field(default_factory=list)
     #: Jobs of which a delivery into a database was begun.
     delivered: set[str] = field(default_factory=set)
+    #: Jobs whose drainers were killed. A delivery of one would take its vectors out of Redis, whose count is wanted.
+    drained: set[str] = field(default_factory=set)
     #: Processes of `embedctl up` that were killed at their moment.
     guarded_kills: int = 0
     #: How often the tenant of jobs that kill was seen to be distrusted.

@@ -117,6 +117,7 @@ def kill_drainer(chaos: Chaos) -> Struck | None:
     if not drained:
         return None
     order = chaos.rng.choice(drained[-8:])
+    chaos.drained.add(str(order.job_id))
     drainer = chaos.stack.spawn(
         ["embedctl", "fetch", str(order.job_id), "-o", f"parts-{order.job_id}/", "-q"],
         log_file=chaos.stack.folder / "drainers.log",
