@@ -232,7 +232,7 @@ def test_a_connection_that_is_lost_with_bells_in_hand_is_closed_as_celery_closes
         message = heard.get(timeout=PATIENCE_S)
         for queue in (heard, also):
             with pytest.raises(Empty):
-                queue.get(timeout=0.1)  # what it asks for now is never answered
+                queue.get(timeout=0.1)  # so that it waits for an answer, which never comes
         assert own_redis.process is not None
         own_redis.process.kill()
         own_redis.process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ _HEADERS = ("vectors.h", "sums.h")
 VNNI = frozenset({"avx512_vnni", "avx_vnni"})
 
 
-class FusedLibrary:
+class FusedLibrary(ABC):
     """Calls into a library made from `layers.c`; raises as :func:`library`.
 
     Activations are float32 with one row per token.
@@ -54,9 +55,9 @@ class FusedLibrary:
         )
         return y
 
+    @abstractmethod
     def attend(self, x: torch.Tensor, qkv: Product, texts: Texts, heads: int, buffers: Buffers) -> torch.Tensor:
         """What attention makes of `x`, tokens × hidden, by the joined product of queries (scaled), keys and values."""
-        raise NotImplementedError
 
     def rest(self, x: torch.Tensor, context: torch.Tensor, layer: FusedLayer, buffers: Buffers) -> None:
         """What follows attention: `x` becomes LayerNorm(x + out(context)), then LayerNorm(x + down(GELU(up(x))))."""
