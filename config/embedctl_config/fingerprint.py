@@ -14,7 +14,7 @@ from typing import Any
 #: The options of a job that determine its vectors.
 DECIDING_OPTIONS = ("prompt", "long", "normalize")
 #: Options that count only if a job sets them.
-LATER_OPTIONS = ("dimensions", "prompt_name")
+LATER_OPTIONS = ("dimensions", "prompt_name", "vectors")
 
 
 def job_fingerprint(model_fingerprint: str, options: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ Both begin with the same 36 bytes, all little-endian::
     0   4s   magic "EMBC"
     4   u8   kind: 1 input, 2 result; 3 and 4 the same outside of Redis (embedctl.chunk_files.references)
     5   u8   format version
-    6   u16  flags: 1 ids, 2 explicit positions, 4 kept fields, 8 tokens (only in results)
+    6   u16  flags: 1 ids, 2 explicit positions, 4 kept fields; only in results: 8 tokens, 16 sparse, 32 multi
     8   16s  digest of the input (in a result: of the input that it answers)
     24  u64  position of the first record
     32  u32  rows
@@ -21,7 +21,8 @@ Result: ``u32 dim``, ``u8 dtype`` (1 = float32, 2 = float16), ``32s fingerprint`
 ``u32 n``, ``u32 row[n]``, ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``,
 [``column kept``], zero bytes up to a multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed
 record's row is NaN. A class's own bounds, if any, follow the precision after a space. The vectors' crc32, eight
-hexadecimal digits, follows the backend after a space.
+hexadecimal digits, follows the backend after a space. Then come, each after zero bytes up to a multiple of 64, the
+sections of sparse vectors and of multi-vectors (embedctl_config.outputs). `dim` is 0 without dense vectors.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from embedctl_config.errors import WireForeign, WireTruncated, WireVersion
+from embedctl_config.outputs import DTYPES, NUMBERS, SIZES, Multi, Sparse
 from embedctl_config.record_ids import IdType, Kind, RecordId, from_wire, to_wire
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 
@@ -53,13 +55,10 @@ KIND_AT, ELSEWHERE = 4, 2
 PREFIX_BYTES = 36
 
 _KIND_INPUT, _KIND_RESULT = 1, 2
-_HAS_IDS, _HAS_POSITIONS, _HAS_KEPT, _HAS_TOKENS = 1, 2, 4, 8
+_HAS_IDS, _HAS_POSITIONS, _HAS_KEPT, _HAS_TOKENS, _HAS_SPARSE, _HAS_MULTI = 1, 2, 4, 8, 16, 32
 _PREFIX = struct.Struct("<4sBBH16sQI")
 _RESULT_HEAD = struct.Struct("<IB32s")
-#: NumPy's name of each type of vectors, by its number, and the bytes of one component.
-_DTYPES = {1: "<f4", 2: "<f2"}
-_NUMBERS = {name: number for number, name in _DTYPES.items()}
-_SIZES = {"<f4": 4, "<f2": 2}
+_Kind = TypeVar("_Kind", Sparse, Multi)
 _NULL = 0xFFFFFFFF
 _ALIGNMENT = 64
 
@@ -156,7 +155,7 @@ class ChunkResult:
     `dtype` is NumPy's name of their type: `<f4` or `<f2`. `fingerprint` is a sha256 in hexadecimal. `checksums` are the
     input's :meth:`ChunkInput.row_checksums`. `tokens` are the numbers of tokens encoded for each row, special ones
     included, 0 for a failed row; None if the job does not count them. `bounds` are the class's own bounds for the
-    vectors, in words; empty if the precision's bounds apply.
+    vectors, in words; empty if the precision's bounds apply. `sparse` and `multi` are None if they were not asked for.
     """
 
     first: int
@@ -176,6 +175,8 @@ class ChunkResult:
     kept: Sequence[bytes] | None = None
     dtype: str = "<f4"
     tokens: Sequence[int] | None = None
+    sparse: Sparse | None = None
+    multi: Multi | None = None
 
 
 def encode_input(chunk: ChunkInput) -> bytes:
@@ -216,7 +217,7 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
 
 def encode_result(result: ChunkResult) -> bytes:
     """The wire form of a result; raises ValueError unless `vectors` is `rows × dim` and the fingerprint a sha256."""
-    if len(result.vectors) != result.rows * result.dim * _SIZES[result.dtype]:
+    if len(result.vectors) != result.rows * result.dim * SIZES[result.dtype]:
         raise ValueError(
             f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} {result.dtype}"
         )
@@ -228,12 +229,13 @@ def encode_result(result: ChunkResult) -> bytes:
     if result.tokens is not None:
         flags |= _HAS_TOKENS
         optional.append(struct.pack(f"<{result.rows}I", *result.tokens))
+    flags |= _HAS_SPARSE * (result.sparse is not None) | _HAS_MULTI * (result.multi is not None)
     errors, cuts = result.errors, result.truncations
     promise = f"{result.precision} {result.bounds}" if result.bounds else result.precision
     head = b"".join(
         [
             _PREFIX.pack(MAGIC, _KIND_RESULT, VERSION, flags, result.digest, result.first, result.rows),
-            _RESULT_HEAD.pack(result.dim, _NUMBERS[result.dtype], fingerprint),
+            _RESULT_HEAD.pack(result.dim, NUMBERS[result.dtype], fingerprint),
             _column([promise.encode(), f"{result.backend} {zlib.crc32(result.vectors):08x}".encode()]),
             struct.pack(f"<{result.rows}I", *result.checksums),
             *optional,
@@ -245,7 +247,8 @@ def encode_result(result: ChunkResult) -> bytes:
             *([] if result.kept is None else [_column(result.kept)]),
         ]
     )
-    return b"".join([head, bytes(-len(head) % _ALIGNMENT), result.vectors])
+    sections = [part.section() for part in (result.sparse, result.multi) if part is not None]
+    return b"".join(_aligned([head, result.vectors, *sections]))
 
 
 def decode_result(data: bytes | memoryview) -> ChunkResult:
@@ -253,11 +256,13 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     cursor, flags, checksum, head = _read_head(data)
     kept = _read_kept(cursor, flags, head.rows)
     cursor.align(_ALIGNMENT)
-    vectors = cursor.take(head.rows * head.dim * _SIZES[head.dtype])
+    vectors = cursor.take(head.rows * head.dim * SIZES[head.dtype])
+    sparse = _read_section(cursor, Sparse, head.rows) if flags & _HAS_SPARSE else None
+    multi = _read_section(cursor, Multi, head.rows) if flags & _HAS_MULTI else None
     cursor.finish()
     if checksum != f"{zlib.crc32(vectors):08x}":
         raise WireForeign("the vectors of a result are damaged: their checksum does not match. Submit the corpus again")
-    return replace(head, vectors=vectors, kept=kept)
+    return replace(head, vectors=vectors, kept=kept, sparse=sparse, multi=multi)
 
 
 def decode_result_head(data: bytes | memoryview) -> ChunkResult:
@@ -272,7 +277,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
     """A cursor at the end of the head; the flags; the vectors' checksum; the result so far."""
     cursor, flags, digest, first, rows = _open(data, _KIND_RESULT)
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise WireForeign(f"a result's vectors are of type {dtype}, which does not exist")
     promise, made_by = _words(cursor.column(2))
     precision, _, bounds = promise.partition(" ")
@@ -298,7 +303,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
             backend=backend,
             bounds=bounds,
             vectors=b"",
-            dtype=_DTYPES[dtype],
+            dtype=DTYPES[dtype],
             checksums=checksums,
             ids=ids,
             positions=positions,
@@ -307,6 +312,21 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
             truncations=[Truncation(*cuts[at : at + 3]) for at in range(0, len(cuts), 3)],
         ),
     )
+
+
+def _read_section(cursor: _Cursor, kind: type[_Kind], rows: int) -> _Kind:
+    cursor.align(_ALIGNMENT)
+    return kind.read(cursor.take, rows)
+
+
+def _aligned(parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The parts, and before each but the first zero bytes up to a multiple of the alignment."""
+    at = 0
+    for part in parts:
+        padding = bytes(-at % _ALIGNMENT)
+        yield padding
+        yield part
+        at += len(padding) + len(part)
 
 
 def _read_errors(cursor: _Cursor) -> list[RecordError]:

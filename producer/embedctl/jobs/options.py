@@ -95,7 +95,8 @@ class SubmitOptions:
     other option given must be the same as when the job was begun. `keep` names the fields that the records hold as kept
     fields, and so must always be the same. `batch_file`: the job is made of an OpenAI batch file. `drain` asks for a
     job that pauses while Redis holds too many of its results; somebody must drain it.
-    `column_types` are those of a corpus in parquet; see :mod:`embedctl.corpus.column_types`.
+    `column_types` are those of a corpus in parquet; see :mod:`embedctl.corpus.column_types`. `vectors` are the outputs
+    asked for (:class:`~embedctl_config.outputs.Output`), None for dense vectors alone.
     """
 
     model: str | None = None
@@ -121,6 +122,7 @@ class SubmitOptions:
     lane: str | None = None
     digests: bool = False
     column_types: Mapping[str, str] | None = None
+    vectors: Sequence[str] | None = None
 
     @classmethod
     def of(cls, **given: Unpack[JobOptions]) -> Self:

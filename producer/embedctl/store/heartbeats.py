@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Literal
 
 from embedctl_config import keys
+from embedctl_config.outputs import PLAIN
 
 #: Digits of a fingerprint that people tell two of them apart by.
 _FINGERPRINT_SHOWN = 8
@@ -31,6 +32,8 @@ class ServedModel:
         sustained_tokens_per_s: the rate with chunks that are large enough to tell it; 0 if there was none yet.
         max_tokens: longer texts are truncated.
         prompts: the names of the model's own prompts; None if they are too many to say.
+        outputs: what the model gives of a text (:class:`~embedctl_config.outputs.Output`).
+        multi_width: dimensions of each vector of a multi-vector; 0 if it gives none.
     """
 
     fingerprint: str
@@ -44,6 +47,8 @@ class ServedModel:
     sustained_tokens_per_s: float = 0.0
     max_tokens: int = 0
     prompts: Sequence[str] | None = None
+    outputs: Sequence[str] = PLAIN
+    multi_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)

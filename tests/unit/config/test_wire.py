@@ -16,8 +16,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from embedctl_config import wire
-from embedctl_config.errors import WireError, WireForeign, WireTruncated, WireVersion
+from embedctl_config.errors import SettingsError, WireError, WireForeign, WireTruncated, WireVersion
 from embedctl_config.hardware import PRECISIONS
+from embedctl_config.outputs import Multi, Output, Sparse, outputs_of
 from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind, Truncation
@@ -30,6 +31,8 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 OBJECTS = st.dictionaries(WORDS, st.none() | st.integers() | WORDS, max_size=2).map(lambda it: json.dumps(it).encode())
 
 FIXED = ChunkInput(7, bytes([0, 0, 1]), [b"one", b"", b"int"], ["a", None, "c"], [9, 3, 2**40])
+SPARSE = Sparse(7, (1, 0, 2), struct.pack("<3I", 6, 0, 3), struct.pack("<3f", 0.5, 1, 2))
+MULTI = Multi(2, (1, 0, 2), bytes(range(12)), "<f2")
 KEPT = dataclasses.replace(FIXED, kept=[b'{"a":1}', b"{}", b'{"a":[null,"\xc3\xbc"]}'])
 
 
@@ -51,6 +54,18 @@ def inputs(draw: st.DrawFn, max_rows: int = 6) -> ChunkInput:
         positions=draw(st.none() | _list(U64, rows)),
         kept=draw(st.none() | _list(OBJECTS, rows)),
     )
+
+
+@st.composite
+def sections(draw: st.DrawFn, rows: int) -> dict[str, Any]:
+    width, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(["<f4", "<f2"]))
+    counts = draw(_list(st.integers(0, 3), rows))
+    words = [draw(st.lists(st.integers(0, 2), min_size=count, max_size=count, unique=True)) for count in counts]
+    indices = b"".join(struct.pack(f"<{len(each)}I", *sorted(each)) for each in words)
+    numbers = sum(counts) * width * int(dtype[-1])
+    sparse = Sparse(3, tuple(counts), indices, draw(st.binary(min_size=len(indices), max_size=len(indices))))
+    multi = Multi(width, tuple(counts), draw(st.binary(min_size=numbers, max_size=numbers)), dtype)
+    return {"sparse": draw(st.sampled_from([None, sparse])), "multi": draw(st.sampled_from([None, multi]))}
 
 
 @st.composite
@@ -79,6 +94,7 @@ def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
         truncations=draw(st.lists(cuts, max_size=3)) if rows else [],
         kept=draw(st.none() | _list(OBJECTS, rows)),
         tokens=draw(st.none() | _list(U32, rows)),
+        **draw(sections(rows)),
     )
 
 
@@ -153,9 +169,9 @@ def test_a_changed_byte_in_an_input_is_noticed(at: int, change: int) -> None:
         wire.decode_input(bytes(data))
 
 
-@given(st.integers(0, len(wire.encode_result(a_result())) - 1), st.integers(1, 255))
+@given(st.integers(0, len(wire.encode_result(a_result(sparse=SPARSE, multi=MULTI))) - 1), st.integers(1, 255))
 def test_a_changed_byte_in_a_result_never_raises_anything_but_an_error_of_ours(at: int, change: int) -> None:
-    data = bytearray(wire.encode_result(a_result()))
+    data = bytearray(wire.encode_result(a_result(sparse=SPARSE, multi=MULTI)))
     data[at] ^= change
     with suppress(WireError):
         wire.decode_result(bytes(data))
@@ -221,6 +237,39 @@ def test_what_no_version_writes_into_a_result_is_foreign(at: int, byte: int, say
     data[at] = byte
     with pytest.raises(WireForeign, match=says):
         wire.decode_result(bytes(data))
+
+
+def test_no_changed_byte_of_a_section_goes_unnoticed() -> None:
+    data = wire.encode_result(a_result(sparse=SPARSE, multi=MULTI))
+    for at in range(len(wire.encode_result(a_result())), len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        with pytest.raises(WireError):
+            wire.decode_result(bytes(changed))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dataclasses.replace(SPARSE, width=6),
+        dataclasses.replace(SPARSE, counts=(1, 0, 1)),
+        dataclasses.replace(MULTI, counts=(1, 1, 2)),
+        dataclasses.replace(MULTI, dtype="<f4"),
+    ],
+)
+def test_outputs_that_contradict_themselves_are_neither_written_nor_read(wrong: Sparse | Multi) -> None:
+    name = "sparse" if isinstance(wrong, Sparse) else "multi"
+    with pytest.raises((ValueError, WireForeign)):
+        wire.decode_result(wire.encode_result(a_result(**{name: wrong})))
+
+
+def test_outputs_are_named_once_and_stand_in_their_order() -> None:
+    assert outputs_of("multi, dense") == (Output.DENSE, Output.MULTI)
+    for wrong in ("", "dense,dense", "dense,colbert"):
+        with pytest.raises(SettingsError, match="vectors"):
+            outputs_of(wrong)
+    with pytest.raises(SettingsError, match="name one or more"):
+        outputs_of([])
 
 
 @pytest.mark.parametrize(
@@ -358,7 +407,9 @@ def test_a_head_says_what_the_whole_says_but_for_fields_and_vectors(result: Chun
         except WireTruncated:
             assert not heads, "what was enough is enough with more"
     assert heads
-    assert all(head == dataclasses.replace(result, dim=0, vectors=b"", kept=None) for head in heads)
+    assert all(
+        head == dataclasses.replace(result, dim=0, vectors=b"", kept=None, sparse=None, multi=None) for head in heads
+    )
 
 
 def test_the_head_of_a_result_is_read_without_its_kept_fields() -> None:

@@ -10,10 +10,16 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from embedctl_config.outputs import PLAIN, Output
+
 #: int64.
 Rows = npt.NDArray[np.int64]
 #: float32, texts × dimensions.
 Vectors = npt.NDArray[np.float32]
+#: object, texts × outputs; see :mod:`.outputs`.
+Cells = npt.NDArray[np.object_]
+#: What a model gives of texts: Vectors, or Cells if other outputs are asked for.
+Found = npt.NDArray[Any]
 
 #: An end of a text.
 Side = Literal["left", "right"]
@@ -72,15 +78,16 @@ class Tokens:
     prompt_tokens: int | None = None
     #: makes windows of the uncut texts; None if no text is longer than the model takes
     windows: Callable[[], Windows] | None = None
+    outputs: tuple[Output, ...] = PLAIN  #: what is to be made of the texts
 
     def select(self, rows: Rows) -> Tokens:
         """Some of the texts, in this order, without their windows."""
         columns = {name: column.select(rows) for name, column in self.columns.items()}
-        return Tokens(self.lengths[rows], self.lost[rows], columns, self.prompt_tokens)
+        return Tokens(self.lengths[rows], self.lost[rows], columns, self.prompt_tokens, outputs=self.outputs)
 
     @classmethod
     def joined(cls, parts: Sequence[Tokens]) -> Tokens:
-        """The texts of all parts, which have the same columns and the same prompt, without their windows."""
+        """The texts of all parts, which have the same columns, prompt and outputs, without their windows."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -88,6 +95,7 @@ class Tokens:
             lost=np.concatenate([part.lost for part in parts]),
             columns={name: Ragged.joined([part.columns[name] for part in parts]) for name in parts[0].columns},
             prompt_tokens=parts[0].prompt_tokens,
+            outputs=parts[0].outputs,
         )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from embedctl_config.hardware import ModelEntry, Thresholds
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
+from embedctl_config.outputs import PLAIN, Output
+from embedctl_workers.arrays.tokens import Found, Rows, Side, Tokens, padded
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
@@ -53,8 +55,12 @@ class Backend(Protocol):
 
     #: sha256 in hexadecimal over everything that determines the vectors.
     fingerprint: str
-    #: Number of dimensions of a vector.
+    #: Number of dimensions of a dense vector; 0 if the model gives none.
     dim: int
+    #: What the model gives of a text, in their order.
+    outputs: tuple[Output, ...] = PLAIN
+    #: The size of the vocabulary of sparse vectors, and the dimensions of each vector of a multi-vector.
+    widths: Mapping[Output, int] = MappingProxyType({})
     #: Most tokens of a text, special ones included.
     max_tokens: int
     #: The software that executes the model, in words for people.
@@ -90,8 +96,12 @@ class Backend(Protocol):
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
         """Core: run the device on some of the texts, perhaps not to the end. Only :meth:`finish` knows the result."""
 
-    def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        """Post-process: wait for the device; vectors, float32, rows × dim, on the host, of length 1 if `normalize`."""
+    def finish(self, output: Any, *, normalize: bool) -> Found:
+        """Post-process: wait for the device; vectors, float32, rows × dim, on the host, of length 1 if `normalize`.
+
+        If the tokens are to have other outputs than these alone: cells, rows × outputs, in which the vectors of the
+        tokens have length 1 too.
+        """
 
     def positions(self, lengths: Rows) -> int:
         """How many tokens the device computes for a batch of these lengths, padding included: their sum or more."""

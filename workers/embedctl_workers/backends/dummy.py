@@ -17,10 +17,15 @@ import numpy as np
 
 from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Vectors, Windows, in_order_of_windows
+from embedctl_config.outputs import PLAIN, Output, outputs_of
+from embedctl_workers.arrays.outputs import cells_of, normalized, nothing, weights_of
+from embedctl_workers.arrays.tokens import Found, Ragged, Rows, Side, Tokens, Vectors, Windows, in_order_of_windows
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.cgroup import memory_left
 from embedctl_workers.machine.host import Host
+
+#: The words that sparse vectors have weights for.
+_VOCABULARY = 30_522
 
 
 class Poison(StrEnum):
@@ -43,7 +48,9 @@ class DummyBackend(Backend):
 
     Options: `dim`, `max_tokens`, `seconds_to_load` and `seconds_per_batch` (it sleeps that long), `seed` (changes the
     vectors and the fingerprint), `memory_tokens` (a batch with more rows × longest row runs out of memory), `poison`
-    (the words of :class:`Poison` take effect).
+    (the words of :class:`Poison` take effect), `outputs` (those that the model gives, such as `dense,sparse`).
+
+    A text's weights are of its words, and the vectors of its words have `dim` dimensions too.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
@@ -54,6 +61,7 @@ class DummyBackend(Backend):
         "seed",
         "memory_tokens",
         "poison",
+        "outputs",
     )
 
     def __init__(
@@ -66,9 +74,12 @@ class DummyBackend(Backend):
         seed: int = 0,
         memory_tokens: int = 0,
         poison: bool = False,
+        outputs: str = "dense,sparse,multi",
     ) -> None:
         time.sleep(seconds_to_load)
         self.dim = dim
+        self.outputs = outputs_of(outputs)
+        self.widths = {Output.SPARSE: _VOCABULARY, Output.MULTI: dim}
         self.engine = "sha256"
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
@@ -95,27 +106,38 @@ class DummyBackend(Backend):
         )
         return Windows(_tokens(parts), text, np.array([len(part) for part in parts], np.int64))
 
-    def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+    def forward(self, tokens: Tokens, rows: Rows) -> Found:
         if self._seconds:
             time.sleep(self._seconds)
         if self._memory_tokens and len(rows) * int(tokens.lengths[rows].max()) > self._memory_tokens:
             raise MemoryError(f"{len(rows)} rows of {tokens.lengths[rows].max()} tokens")
         ids = tokens.columns["input_ids"]
-        vectors = np.stack([self._vector(ids[row].tolist()) for row in rows])
+        texts = [ids[row].tolist() for row in rows]
+        vectors: Found = np.stack([self._vector(text) for text in texts])
+        if tokens.outputs != PLAIN:
+            vectors = self._cells(texts, vectors, tokens.outputs)
         if self._poison:
             words = [{_WORDS[token] for token in ids[row].tolist() if token in _WORDS} for row in rows]
             _misbehave(set().union(*words), *Poison)
-            vectors[[Poison.NOT_A_NUMBER in each for each in words]] = np.nan
+            vectors[[Poison.NOT_A_NUMBER in each for each in words]] = nothing(1, tokens.outputs, self.dim)
         return vectors
 
-    def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
-        return output / np.linalg.norm(output, axis=1, keepdims=True) if normalize else output
+    def finish(self, output: Found, *, normalize: bool) -> Found:
+        return normalized(output) if normalize else output
 
     def warm_up(self) -> None:
         """Nothing: a batch takes its seconds whenever it is run."""
 
     def close(self) -> None:
         """Nothing: it holds nothing."""
+
+    def _cells(self, texts: Sequence[list[int]], vectors: Vectors, outputs: Sequence[Output]) -> Found:
+        columns: dict[Output, Sequence[Any]] = {
+            Output.DENSE: list(vectors),
+            Output.SPARSE: [_weights(text) for text in texts],
+            Output.MULTI: [np.stack([self._vector([word]) for word in text or [0]]) for text in texts],
+        }
+        return cells_of([columns[output] for output in outputs])
 
     def _vector(self, ids: list[int]) -> Vectors:
         words = hashlib.shake_256(f"{self._seed} {ids}".encode()).digest(2 * self.dim)
@@ -129,6 +151,11 @@ def _tokens(rows: Sequence[Sequence[int]]) -> Tokens:
         lost=np.zeros(len(rows), np.int64),
         columns={"input_ids": Ragged.of(rows, np.int64)},
     )
+
+
+def _weights(text: list[int]) -> Any:
+    words, counts = np.unique(np.array(text, np.int64) % _VOCABULARY, return_counts=True)
+    return weights_of(words, np.log1p(counts))
 
 
 def _token(word: str) -> int:

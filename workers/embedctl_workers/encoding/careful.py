@@ -48,7 +48,7 @@ def encode_carefully(
 
     `about` is as in :meth:`ChunkEncoder.prepare`. Raises as :meth:`ChunkEncoder.encode`, and what `use` raises.
     """
-    vectors = np.full((len(chunk), encoder.dim_of(options)), np.nan, np.float32)
+    vectors = encoder.nothing(len(chunk), options)
     counts = np.zeros(len(chunk), np.int64)
     records = list(zip(chunk.kinds, chunk.texts, strict=True))
     hopeless = {records[row]: _POISONOUS for row in use.poisonous} | {records[row]: _DEADLY for row in use.given_up}

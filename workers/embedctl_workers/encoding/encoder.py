@@ -13,9 +13,11 @@ import numpy as np
 from embedctl.corpus.records import problem_of
 from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.model_names import unknown_prompt
+from embedctl_config.outputs import PLAIN, asked_by, not_given
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
 from embedctl_workers.arrays.batching import batches_of
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, Windows
+from embedctl_workers.arrays.outputs import nothing
+from embedctl_workers.arrays.tokens import Found, Rows, Side, Tokens, Windows
 from embedctl_workers.arrays.vectors import mean_of_windows, unit
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
@@ -39,7 +41,8 @@ _SIDES: Mapping[object, Side] = {"cut-left": "left", "cut-right": "right"}
 class EncodedChunk:
     """The vectors of a chunk, and what happened to its records."""
 
-    vectors: Vectors  #: float32, records × dim; NaN in the row of a record that failed
+    #: float32, records × dim, or records × outputs of cells; NaN or None in the row of a record that failed
+    vectors: Found
     errors: list[RecordError]
     truncations: list[Truncation]
     tokens: int  #: how many tokens the device was given, without padding
@@ -80,14 +83,18 @@ class ChunkEncoder:
         dimensions = options.get("dimensions")
         return self.backend.dim if dimensions is None else min(int(dimensions), self.backend.dim)
 
+    def nothing(self, rows: int, options: Mapping[str, Any]) -> Found:
+        """The rows of a chunk of a job with these options, all of them without vectors."""
+        return nothing(rows, asked_by(options), self.dim_of(options))
+
     def prepare(
         self, chunk: ChunkInput, options: Mapping[str, Any], *, about: Mapping[str, object] | None = None
     ) -> Prepared:
         """Check, deduplicate and tokenise a chunk; needs no device.
 
-        The job's options that count are `prompt`, `prompt_name`, `long`, `normalize` and `dimensions`; `about` are
-        fields for log lines about this chunk. WorkerSick if texts can't be tokenised, nor can the known good text any
-        more.
+        The job's options that count are `prompt`, `prompt_name`, `long`, `normalize`, `dimensions` and `vectors`;
+        `about` are fields for log lines about this chunk. WorkerSick if texts can't be tokenised, nor can the known
+        good text any more.
         """
         long = options.get("long")
         mean = long == "mean"
@@ -106,7 +113,7 @@ class ChunkEncoder:
             rows=len(chunk),
             source=source,
             texts=len(texts),
-            tokens=replace(tokens, windows=None),  # which keeps the uncut texts alive
+            tokens=replace(tokens, windows=None, outputs=asked_by(options)),  # windows keep the uncut texts alive
             batches=self._batches(tokens, wanted, windows),
             windows=windows,
             dim=self.dim_of(options),
@@ -124,7 +131,7 @@ class ChunkEncoder:
         prepared: Prepared,
         use: DeviceUse = SOLE_USE,
         launcher: Launcher | None = None,
-        vectors: Vectors | None = None,
+        vectors: Found | None = None,
     ) -> EncodedChunk:
         """Run the device. The chunk stays as it was prepared.
 
@@ -153,15 +160,15 @@ class ChunkEncoder:
         self._remember_limits(batches.too_large)
         return self._assemble(prepared, batches)
 
-    def encode_together(self, chunks: Sequence[Prepared], use: DeviceUse = SOLE_USE) -> list[Vectors]:
+    def encode_together(self, chunks: Sequence[Prepared], use: DeviceUse = SOLE_USE) -> list[Found]:
         """Encode the rows of several chunks, with equal :attr:`~Prepared.key` and batches, in common batches.
 
-        For each chunk float32, rows × dim of the backend, in the order of its batches. A row whose output holds
+        For each chunk its rows, as the backend finishes them, in the order of its batches. A row whose output holds
         infinity or NaN is as the backend left it. Whatever the backend or `use` raises is raised; no row is known to be
         to blame.
         """
         tokens = Tokens.joined([each.tokens.select(np.concatenate(each.batches)) for each in chunks])
-        vectors = np.empty((len(tokens.lengths), self.backend.dim), np.float32)
+        vectors = nothing(len(tokens.lengths), tokens.outputs, self.backend.dim)
         with use.turn():
             for rows in self._cut(tokens.lengths):
                 use.check_wanted()
@@ -204,7 +211,7 @@ class ChunkEncoder:
         rows_elsewhere = _records_of(source, elsewhere)
         _fail(source, bad, errors)
         distinct = _postprocessed(prepared, batches.vectors)
-        vectors = np.full((prepared.rows, prepared.dim), np.nan, np.float32)
+        vectors = nothing(prepared.rows, tokens.outputs, prepared.dim)
         counts = np.zeros(prepared.rows, np.int64)
         good = np.flatnonzero(source >= 0)
         vectors[good] = distinct[source[good]]
@@ -243,11 +250,10 @@ class ChunkEncoder:
         except Exception as error:  # noqa: BLE001  (any error that a text causes is the error of its record)
             with use.turn():
                 self.check_worker()
-            nothing = np.full((1, self.dim_of(options)), np.nan, np.float32)
             failure = RecordError(0, ErrorCode.ENCODE_ERROR, f"it could not be encoded: {first_line(error)}")
             row_0 = frozenset({0})
             elsewhere = row_0 if may_work_elsewhere(error) else frozenset()
-            return EncodedChunk(nothing, [failure], [], 0, 0, np.zeros(1, np.int64), row_0, elsewhere)
+            return EncodedChunk(self.nothing(1, options), [failure], [], 0, 0, np.zeros(1, np.int64), row_0, elsewhere)
 
     def check_worker(self) -> None:
         """Check that the worker still encodes the known good text (else WorkerSick, or DeviceLost by the backend).
@@ -316,6 +322,11 @@ class ChunkEncoder:
         dimensions, prompt, most = options.get("dimensions"), options.get("prompt_name"), self.backend.dim
         if dimensions is not None and dimensions > most:
             return ErrorCode.ENCODE_ERROR, f"{dimensions} dimensions asked for, and the model's vectors have {most}"
+        outputs = asked_by(options)
+        if why := not_given(outputs, self.backend.outputs, self._model):
+            return ErrorCode.ENCODE_ERROR, why
+        if outputs != PLAIN and (dimensions is not None or options.get("long") == "mean"):
+            return ErrorCode.ENCODE_ERROR, "dimensions and long mean are for dense vectors alone"
         if prompt is not None and prompt not in self.prompts:
             return ErrorCode.ENCODE_ERROR, f"no prompt {prompt!r}: {unknown_prompt(self._model, self.prompts)}"
         return None
@@ -344,9 +355,9 @@ def _distinct_texts(
     return [text.decode() for text in distinct], source, errors
 
 
-def _postprocessed(prepared: Prepared, encoded: Vectors) -> Vectors:
-    """The vectors of the distinct texts, float32, texts × dim, from those of the rows of tokens."""
-    if not prepared.postprocess:
+def _postprocessed(prepared: Prepared, encoded: Found) -> Found:
+    """What was found for the distinct texts, from that for the rows of tokens."""
+    if not prepared.postprocess or prepared.tokens.outputs != PLAIN:
         return encoded
     if prepared.windows is not None:
         encoded = mean_of_windows(encoded, prepared.windows.text, prepared.windows.content)

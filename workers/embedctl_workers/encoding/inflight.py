@@ -12,7 +12,8 @@ import numpy as np
 from embedctl_config.errors import DeviceLost, EmbedctlError, WorkerSick
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.arrays.batching import size_of
-from embedctl_workers.arrays.tokens import Rows, Vectors
+from embedctl_workers.arrays.outputs import finite, nothing
+from embedctl_workers.arrays.tokens import Found, Rows
 from embedctl_workers.backends.base import Backend, Widens, is_out_of_memory
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
@@ -44,8 +45,10 @@ class Batches:
         self._check = check
         self._checked = False
         self._begun: deque[tuple[Rows, Any]] = deque()
-        #: float32, rows of tokens × dim; NaN in a row that has no vector
-        self.vectors = np.full((len(prepared.tokens.lengths), backend.dim), np.nan, np.float32)
+        outputs = prepared.tokens.outputs
+        #: float32, rows of tokens × dim, or cells; NaN or None in a row that has no vector
+        self.vectors: Found = nothing(len(prepared.tokens.lengths), outputs, backend.dim)
+        self._nothing = nothing(1, outputs, backend.dim)[0]
         #: rows without a vector, and why they have none
         self.bad: dict[int, tuple[ErrorCode, str]] = {}
         #: batches in which the rows to blame are not known yet, and their errors
@@ -79,8 +82,8 @@ class Batches:
             else:
                 self._report(rows)
 
-    def keep(self, rows: Rows, vectors: Vectors) -> None:
-        """Take the vectors of a batch that was begun and finished elsewhere: float32, rows × dim."""
+    def keep(self, rows: Rows, vectors: Found) -> None:
+        """Take the vectors of a batch that was begun and finished elsewhere."""
         self._take(rows, vectors)
         self._report(rows)
 
@@ -144,11 +147,11 @@ class Batches:
     def _store(self, rows: Rows, output: Any) -> None:
         self._take(rows, self._backend.finish(output, normalize=self._prepared.unit))
 
-    def _take(self, rows: Rows, vectors: Vectors) -> None:
+    def _take(self, rows: Rows, vectors: Found) -> None:
         self.vectors[rows] = vectors
-        for row in rows[~np.isfinite(vectors).all(axis=1)].tolist():
+        for row in rows[~finite(vectors)].tolist():
             self.bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
-            self.vectors[row] = np.nan
+            self.vectors[row] = self._nothing
 
     def _blame(self, row: int, error: Exception) -> None:
         code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from embedctl_config.errors import WorkerSick
-from embedctl_workers.arrays.tokens import Tokens, Vectors
+from embedctl_workers.arrays.tokens import Found, Tokens
 from embedctl_workers.backends.base import Backend, WarmsThreads, is_out_of_memory
 from embedctl_workers.encoding.device_use import DeviceUse
 from embedctl_workers.redaction import first_line, redacted_exc_info
@@ -35,8 +35,8 @@ class Piece:
     unit: bool  #: whether its vectors are normalised
     budget: int  #: the most tokens of the batch that it is joined into
     use: DeviceUse  #: is asked whether the chunk is still wanted
-    #: float32, texts × dim; or the error of the batch, or that of `use`
-    vectors: Future[Vectors] = field(default_factory=Future)
+    #: as the backend finished them; or the error of the batch, or that of `use`
+    vectors: Future[Found] = field(default_factory=Future)
     joined: bool = False  #: whether the batch held other pieces too; known with `vectors`
 
     @property
@@ -46,7 +46,7 @@ class Piece:
     @property
     def key(self) -> object:
         """Equal for pieces that may be in one batch."""
-        return id(self.backend), self.tokens.prompt_tokens, self.unit
+        return id(self.backend), self.tokens.outputs, self.tokens.prompt_tokens, self.unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Launcher:
             for piece in owed:
                 self._settle(piece, broken)
 
-    def _settle(self, piece: Piece, found: Vectors | Exception) -> None:
+    def _settle(self, piece: Piece, found: Found | Exception) -> None:
         """Give a piece its vectors or its error, unless it has one."""
         with self._changed:
             if piece not in self._owed:

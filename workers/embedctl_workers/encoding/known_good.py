@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from embedctl_config.errors import DeviceLost, WorkerSick
 from embedctl_config.hardware import Thresholds
+from embedctl_config.outputs import Output
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.distance import measure
+from embedctl_workers.arrays.outputs import in_one
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -25,6 +29,8 @@ class KnownGood:
         # An encoder without a known good text: another encoder calls this one in the middle of a batch.
         self._encoder = ChunkEncoder(backend, backend.token_budget)
         self._bounds = bounds
+        plain = Output.DENSE in backend.outputs
+        self._options: dict[str, Any] = {} if plain else {"vectors": list(backend.outputs)}
         self._right = self._encode()
 
     def check(self) -> None:
@@ -46,7 +52,7 @@ class KnownGood:
     def check_preparing(self) -> None:
         """Tokenise the text, which needs no device; WorkerSick if it can't be tokenised any more."""
         try:
-            prepared = self._encoder.prepare(_CHUNK, {})
+            prepared = self._encoder.prepare(_CHUNK, self._options)
         except Exception as error:
             raise _sick(first_line(error)) from error
         if prepared.errors:
@@ -54,14 +60,14 @@ class KnownGood:
 
     def _encode(self) -> Vectors:
         try:
-            encoded = self._encoder.encode(self._encoder.prepare(_CHUNK, {}))
+            encoded = self._encoder.encode(self._encoder.prepare(_CHUNK, self._options))
         except DeviceLost:
             raise
         except Exception as error:
             raise _sick(first_line(error)) from error
         if encoded.errors:
             raise _sick(encoded.errors[0].message)
-        return encoded.vectors
+        return in_one(encoded.vectors, self._encoder.backend.widths)
 
 
 def _sick(why: str) -> WorkerSick:

@@ -19,7 +19,7 @@ class Prepared:
     tokens: Tokens  #: of the distinct texts; then, if some texts have several windows, of their further windows
     batches: list[Rows]  #: rows of `tokens`
     windows: Windows | None  #: which text each row of `tokens` belongs to; None if each text has one window
-    dim: int  #: length of the vectors to make
+    dim: int  #: length of the dense vectors to make
     #: whether the encoder averages windows or cuts vectors, and then normalises instead of the backend
     postprocess: bool
     normalize: bool  #: whether vectors get unit length
@@ -37,7 +37,7 @@ class Prepared:
         """Equal for chunks of one encoder whose rows may be in one batch; None if no other chunk's may."""
         if self.windows is not None or not self.batches:
             return None
-        return self.unit, self.tokens.prompt_tokens, frozenset(self.tokens.columns)
+        return self.unit, self.tokens.outputs, self.tokens.prompt_tokens, frozenset(self.tokens.columns)
 
     def tokens_of(self, batch: Rows) -> Tokens:
         """The tokens for a batch. Only the first window of a text begins with the prompt."""

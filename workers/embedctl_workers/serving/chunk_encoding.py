@@ -11,7 +11,7 @@ from typing import cast
 
 from embedctl.store import Doubts
 from embedctl_config.errors import DeviceLost
-from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.arrays.tokens import Found
 from embedctl_workers.backends.base import Backend, WarmsThreads
 from embedctl_workers.encoding.careful import CarefulUse, encode_carefully
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
@@ -187,7 +187,7 @@ class Share:
     """A chunk's share of common batches; vectors are None if the batches failed, or the chunk was in none."""
 
     prepared: Prepared
-    vectors: Vectors | None
+    vectors: Found | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from embedctl_config import wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, ChunkFilesUnavailable
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.outputs import asked_by
 from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_config.wire import ChunkResult
-from embedctl_workers.arrays.halves import halved
+from embedctl_workers.arrays.outputs import taken_apart
 from embedctl_workers.encoding.encoder import EncodedChunk
 from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.in_hand import Held
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 #: After this many failures in a row while Redis takes small writes, Redis refuses this one.
 _MOST_FAILURES = 8
+#: The width of a model that gives no dense vector is taken for this one, BERT's.
+_USUAL_WIDTH = 768
 
 
 class ChunkStore:
@@ -59,7 +62,8 @@ class ChunkStore:
     def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
         """Store the result of a chunk."""
         held, job = claimed.held, claimed.job
-        payload = wire.encode_result(self._result(claimed, encoded))
+        found = self._result(claimed, encoded)
+        payload = wire.encode_result(found)
         jobs = self._broker.jobs
         result = jobs.upload(job, "out", held.chunk, payload)
         failed = [error.row for error in encoded.errors]
@@ -74,7 +78,7 @@ class ChunkStore:
                 held.chunk,
                 held.token,
                 result.value(),
-                _report(claimed, encoded, kept.value() if failed else b""),
+                _report(claimed, encoded, found.dim, kept.value() if failed else b""),
                 fingerprint=fingerprint,
             ),
         )
@@ -117,28 +121,34 @@ class ChunkStore:
 
     def _result(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> ChunkResult:
         chunk = claimed.chunk
-        halves = None
-        if self._hardware.stores_float16:
-            halves = halved(encoded.vectors)
-        vectors = encoded.vectors.astype("<f4", copy=False) if halves is None else halves
+        options, encoder = claimed.job.options, claimed.encoder
+        found = taken_apart(
+            encoded.vectors,
+            asked_by(options),
+            encoder.dim_of(options),
+            encoder.backend.widths,
+            float16=self._hardware.stores_float16,
+        )
         return ChunkResult(
             first=chunk.first,
             rows=len(chunk),
-            dim=encoded.vectors.shape[1],
+            dim=found.dense.shape[1],
             digest=wire.digest_of(claimed.payload),
-            fingerprint=job_fingerprint(claimed.encoder.backend.fingerprint, claimed.job.options),
+            fingerprint=job_fingerprint(encoder.backend.fingerprint, options),
             precision=self._hardware.precision,
             bounds=self._hardware.overrides_in_words,
             backend=self._hardware.backend,
-            vectors=vectors.tobytes(),
-            dtype=vectors.dtype.str,
+            vectors=found.dense.tobytes(),
+            dtype=found.dense.dtype.str,
             checksums=chunk.row_checksums(),
             ids=chunk.ids,
             positions=chunk.positions,
             errors=encoded.errors,
             truncations=encoded.truncations,
             kept=chunk.kept,
-            tokens=encoded.counts.tolist() if claimed.job.options.get("count_tokens") else None,
+            tokens=encoded.counts.tolist() if options.get("count_tokens") else None,
+            sparse=found.sparse,
+            multi=found.multi,
         )
 
     def _retried(self, held: Held, ask: Callable[[], T]) -> T:
@@ -171,7 +181,7 @@ class ChunkStore:
         return True
 
 
-def _report(claimed: ClaimedChunk, encoded: EncodedChunk, failed_input: bytes) -> Completed:
+def _report(claimed: ClaimedChunk, encoded: EncodedChunk, dim: int, failed_input: bytes) -> Completed:
     failed = len(encoded.errors)
     return Completed(
         done=len(claimed.chunk) - failed,
@@ -179,7 +189,7 @@ def _report(claimed: ClaimedChunk, encoded: EncodedChunk, failed_input: bytes) -
         truncated=len(encoded.truncations),
         tokens=encoded.tokens,
         work=_work(claimed, encoded),
-        dim=encoded.vectors.shape[1],
+        dim=dim,
         failed_input=failed_input,
     )
 
@@ -189,6 +199,6 @@ def _work(claimed: ClaimedChunk, encoded: EncodedChunk) -> int:
     for each token that this one attends to (Kaplan et al. 2020, Scaling Laws for Neural Language Models, table 1)."""
     backend = claimed.encoder.backend
     lengths = encoded.counts.astype("f8")
-    work = float((lengths * (1 + lengths.clip(max=backend.max_tokens) / (6 * backend.dim))).sum())
+    work = float((lengths * (1 + lengths.clip(max=backend.max_tokens) / (6 * (backend.dim or _USUAL_WIDTH)))).sum())
     # Equal texts are encoded once.
     return round(work * encoded.tokens / max(1.0, float(lengths.sum())))

@@ -30,6 +30,7 @@ from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import BrokerFull, BrokerUnavailable, MissingExtra, ModelError, ModelNotFound
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.outputs import Output
 from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import run_gate
@@ -253,6 +254,8 @@ class _Served:
             sustained_tokens_per_s=round(speed.sustained_tokens_per_s, 1),
             max_tokens=0 if backend.max_tokens == UNLIMITED else backend.max_tokens,
             prompts=told(self.encoder.prompts) if backend.reference else None,
+            outputs=backend.outputs,
+            multi_width=backend.widths.get(Output.MULTI, 0),
         )
 
 

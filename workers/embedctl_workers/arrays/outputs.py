@@ -1,0 +1,129 @@
+"""What a model gives of texts if a job asks for other outputs than the dense vector alone.
+
+Then each row is a row of *cells*, one for each output asked for, in their order: the dense vector (float32), the
+weights (:data:`WEIGHT`, by ascending index), the vectors of the tokens (float32, tokens × width). All cells of a row
+that failed are None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl_config.outputs import PLAIN, Multi, Output, Sparse
+from embedctl_workers.arrays.halves import halved
+from embedctl_workers.arrays.tokens import Cells, Found, Vectors
+from embedctl_workers.arrays.vectors import unit
+
+#: A weight of a sparse vector, and the word of the vocabulary that it belongs to.
+WEIGHT = np.dtype([("index", "<u4"), ("weight", "<f4")])
+
+
+def nothing(rows: int, outputs: Sequence[Output], dim: int) -> Found:
+    """Rows that have no vectors."""
+    if outputs == PLAIN:
+        return np.full((rows, dim), np.nan, np.float32)
+    return np.full((rows, len(outputs)), None, object)
+
+
+def cells_of(columns: Sequence[Sequence[npt.NDArray[Any]]]) -> Cells:
+    """Cells of these columns, each an array for each row."""
+    cells = np.full((len(columns[0]), len(columns)), None, object)
+    for column, arrays in enumerate(columns):
+        for row, array in enumerate(arrays):
+            cells[row, column] = array
+    return cells
+
+
+def weights_of(indices: npt.NDArray[Any], weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The cell of a sparse vector."""
+    cell = np.empty(len(indices), WEIGHT)
+    cell["index"], cell["weight"] = indices, weights
+    return cell
+
+
+def normalized(found: Found) -> Found:
+    """The same with vectors of length 1, and weights as they are."""
+    if found.dtype != object:
+        return unit(found)
+    cells = np.empty_like(found)
+    for at, cell in np.ndenumerate(found):
+        is_vector = cell is not None and cell.dtype != WEIGHT
+        cells[at] = unit(np.atleast_2d(cell)).reshape(cell.shape) if is_vector else cell
+    return cells
+
+
+def in_one(found: Found, widths: Mapping[Output, int]) -> Vectors:
+    """All that was found for the only row, as one vector, float32, 1 × numbers; it must have been found."""
+    if found.dtype != object:
+        return found
+    parts = []
+    for cell in found[0]:
+        if cell.dtype == WEIGHT:
+            weights = np.zeros(widths[Output.SPARSE], np.float32)
+            weights[cell["index"]] = cell["weight"]
+            cell = weights
+        parts.append(cell.reshape(-1))
+    return np.concatenate(parts)[np.newaxis]
+
+
+def finite(found: Found) -> npt.NDArray[np.bool_]:
+    """Which rows hold neither infinity nor NaN."""
+    if found.dtype != object:
+        return np.asarray(np.isfinite(found).all(axis=1))
+    return np.array([all(map(_is_finite, row)) for row in found], bool)
+
+
+def _is_finite(cell: npt.NDArray[Any] | None) -> bool:
+    return cell is not None and bool(np.isfinite(cell["weight"] if cell.dtype == WEIGHT else cell).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The outputs of rows, each by itself, as results hold them: numbers are float32, or float16 where that is exact
+    enough and asked for. `dense`, rows × dim, has no columns if it was not asked for."""
+
+    dense: npt.NDArray[np.floating[Any]]
+    sparse: Sparse | None = None
+    multi: Multi | None = None
+
+
+def taken_apart(
+    found: Found, outputs: Sequence[Output], dim: int, widths: Mapping[Output, int], *, float16: bool
+) -> Apart:
+    """Take rows apart: `dim` is the length of a dense vector, and `widths` are those of the other outputs, if any."""
+    if found.dtype != object:
+        return Apart(_numbers(found, float16=float16))
+    columns = dict(zip(outputs, found.T, strict=True))
+    dense = np.full((len(found), dim if Output.DENSE in columns else 0), np.nan, np.float32)
+    for row, cell in enumerate(columns.get(Output.DENSE, ())):
+        if cell is not None:
+            dense[row] = cell
+    sparse = multi = None
+    if (column := columns.get(Output.SPARSE)) is not None:
+        whole = _joined(column, np.empty(0, WEIGHT))
+        sparse = Sparse(
+            widths.get(Output.SPARSE, 0), _counts(column), whole["index"].tobytes(), whole["weight"].tobytes()
+        )
+    if (column := columns.get(Output.MULTI)) is not None:
+        width = widths.get(Output.MULTI, 0)
+        numbers = _numbers(_joined(column, np.empty((0, width), np.float32)), float16=float16)
+        multi = Multi(width, _counts(column), numbers.tobytes(), numbers.dtype.str)
+    return Apart(_numbers(dense, float16=float16), sparse, multi)
+
+
+def _numbers(vectors: Vectors, *, float16: bool) -> npt.NDArray[np.floating[Any]]:
+    halves = halved(vectors) if float16 else None
+    return vectors.astype("<f4", copy=False) if halves is None else halves
+
+
+def _joined(column: Cells, nothing: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate([nothing, *(cell for cell in column if cell is not None)])
+
+
+def _counts(column: Cells) -> list[int]:
+    return [0 if cell is None else len(cell) for cell in column]
