@@ -30,7 +30,7 @@ from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_lay
 from embedctl_workers.backends.torch.packed.tiles import AVX512, Tiles, tile_layers
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.encoding.known_good import load_encoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.compiling import NOT_COMPILED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from embedctl_workers.encoding.device_use import DeviceUse, Stopped
+from embedctl_workers.encoding.prepared import DeviceUse, Stopped
 
 
 class RecordedUse(DeviceUse):

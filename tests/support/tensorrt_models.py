@@ -12,8 +12,7 @@ import pytest
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.tensorrt import graphs, recipe, runtime
-from embedctl_workers.backends.tensorrt.plan import build_plan
-from embedctl_workers.backends.tensorrt.recipe import PlanOptions
+from embedctl_workers.backends.tensorrt.recipe import PlanOptions, build_plan
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.building import tensorrt as build
 from embedctl_workers.machine.host import Host

@@ -22,7 +22,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import run_gate
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.encoding.known_good import load_encoder
 from embedctl_workers.machine.host import Host
 from tests.support.chunks import BUDGET, chunk_of
 from tests.support.families_table import CLASSES, FAILS, cells_in

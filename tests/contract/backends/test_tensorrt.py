@@ -23,12 +23,11 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import GRAPH
-from embedctl_workers.backends.tensorrt import graphs, plan, recipe
+from embedctl_workers.backends.tensorrt import graphs, recipe
 from embedctl_workers.backends.tensorrt.backend import TensorRTBackend
-from embedctl_workers.backends.tensorrt.device import CudaDevice
 from embedctl_workers.backends.tensorrt.profiles import pieces_of, profiles_for
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions
-from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.backends.tensorrt.runtime import CudaDevice, Runtime
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
@@ -283,7 +282,7 @@ def test_every_error_of_the_parser_is_told(here: Runtime, plain_graph: Path, tmp
     onnx.save(model, tmp_path / GRAPH)
     told = r"can't read its graph: no importer for BiasGelu; no importer for SkipLayerNormalization"
     with pytest.raises(ModelError, match=told):
-        plan.build_plan(here, tmp_path / GRAPH, profiles_for(32, 64))
+        recipe.build_plan(here, tmp_path / GRAPH, profiles_for(32, 64))
 
 
 def test_a_lost_device_ends_the_process(device: FakeDevice, here: Runtime, files: ModelFiles, host: Host) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from embedctl_config.errors import MissingExtra, WorkerError
 from embedctl_workers.backends.tensorrt import runtime
-from embedctl_workers.backends.tensorrt.device import CudaDevice
+from embedctl_workers.backends.tensorrt.runtime import CudaDevice
 
 pytestmark = pytest.mark.slow
 

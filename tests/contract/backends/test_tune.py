@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.commands.measuring_processes import measuring
+from embedctl_workers.commands.tune_search import measuring
 from embedctl_workers.machine.devices import cores_of
 from tests.support.machines import GPUS, play_gpus
 from tests.support.processes import before_all_else, children, command_line, is_running

@@ -20,8 +20,8 @@ from embedctl_config import keys
 from embedctl_config.errors import BrokerFull, JobCancelled, QuotaExceeded, WaitTimeout
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
-from embedctl_workers.serving import limits as limits_module
-from embedctl_workers.serving.limits import Limits
+from embedctl_workers.serving import heartbeat
+from embedctl_workers.serving.heartbeat import Limits
 from tests.support.clocks import MovedClock
 from tests.support.store import active_jobs, add, new_job, pass_ms, payload, some, spec, work
 from tests.support.waiting import PATIENCE_S, eventually
@@ -229,7 +229,7 @@ def test_no_key_of_quotas_lives_for_ever(broker: Broker, raw: Redis) -> None:
 def test_a_worker_states_its_limits_and_says_once_if_others_hold(
     broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits_module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(heartbeat, "STATE_EVERY_S", 0.0)
     older, later = (
         Limits(Broker.connect(settings.replace(tenants={TENANT: TenantEntry(max_jobs=most)}))) for most in (1, 2)
     )
@@ -251,7 +251,7 @@ def test_a_worker_states_its_limits_and_says_once_if_others_hold(
 def test_workers_with_the_same_limits_take_turns(
     broker: Broker, settings: Settings, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits_module, "INTERVAL_S", 1000.0)
+    monkeypatch.setattr(heartbeat, "STATE_EVERY_S", 1000.0)
     mine = settings.replace(tenants={TENANT: TenantEntry(max_jobs=1)})
     workers = [Limits(Broker.connect(mine)) for _ in range(3)]
 

@@ -23,8 +23,7 @@ from embedctl_config import keys
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
-from embedctl_workers.serving.announcement import Announcement
-from embedctl_workers.serving.health import Health
+from embedctl_workers.serving.health import Announcement, Health
 from embedctl_workers.supervising import registry_link
 from embedctl_workers.supervising.registry_link import RegistryLink
 from tests.support.redis_server import RedisServer

@@ -1,4 +1,4 @@
-"""Stands in for a GPU as `embedctl_workers.backends.tensorrt.device` has it: its work is queued, and done on the CPU.
+"""Stands in for a GPU as `embedctl_workers.backends.tensorrt.runtime` has it: its work is queued, and done on the CPU.
 
 Nothing is done before somebody waits for it, so that memory which is let go too early, results that are read too early
 and work outside of the stream are seen.
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from embedctl_workers.backends.gpu.device import watched
-from embedctl_workers.backends.tensorrt.device import CudaDevice
+from embedctl_workers.backends.tensorrt.runtime import CudaDevice
 
 _HANDLES = iter(range(0x7000, 0x8000))
 

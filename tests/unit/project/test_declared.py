@@ -42,7 +42,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl_workers.backends.onnx.export": (_BUILD, "optimum"),
     "embedctl_workers.backends.tensorrt": ("tensorrt",),
     "embedctl_workers.backends.torch": ("torch", "neuron", "optimum"),
-    "embedctl_workers.commands.tokenizer": ("torch", "onnx"),
+    "embedctl_workers.commands.split": ("torch", "onnx"),
     "embedctl_workers.machine.nvidia": ("gpu",),
     "embedctl_workers.measuring.cpu_products": ("torch",),
     "embedctl_workers.measuring.matrix_products": ("torch",),

@@ -14,9 +14,8 @@ from celery.app.trace import build_tracer
 
 from embedctl_config.keys import TASK
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.serving.messages import MAX_BODY_BYTES, MAX_HEADERS_LENGTH, CheckingConsumer, flaw_of
+from embedctl_workers.serving.messages import MAX_BODY_BYTES, MAX_HEADERS_LENGTH, CheckingConsumer, flaw_of, register
 from embedctl_workers.serving.runner import ChunkRunner
-from embedctl_workers.serving.tasks import register
 from embedctl_workers.serving.threads import warmed_threads
 
 HEADERS = {"task": TASK, "id": "1", "lang": "py"}

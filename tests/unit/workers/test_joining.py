@@ -16,9 +16,9 @@ from embedctl_config.wire import ErrorCode
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding import joining
-from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.encoding.joining import Launcher
+from embedctl_workers.encoding.prepared import SOLE_USE, DeviceUse, Stopped
 from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 from tests.support.waiting import PATIENCE_S, eventually

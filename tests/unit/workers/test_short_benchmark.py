@@ -18,11 +18,9 @@ from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.measuring import short_benchmark
-from embedctl_workers.measuring.flops import EncoderShape, shape_of
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
 from embedctl_workers.measuring.rates import mixed_load, working_rate
-from embedctl_workers.measuring.short_benchmark import benchmark
-from embedctl_workers.measuring.spread import Spread
+from embedctl_workers.measuring.short_benchmark import EncoderShape, Spread, benchmark, shape_of
 from embedctl_workers.models.files import ModelFiles
 
 BERT = '{"model_type": "bert", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}'

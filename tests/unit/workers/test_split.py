@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.commands.split import split
-from embedctl_workers.commands.tokenizer import TextModel, opened
+from embedctl_workers.commands.split import TextModel, opened, split
 from embedctl_workers.models.files import find_folder
 from tests.support.packages import need
 from tests.support.passages import passages

@@ -21,8 +21,7 @@ from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.tensorrt import graphs
 from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.backend import TensorRTBackend
-from embedctl_workers.backends.tensorrt.plan import build_plan
-from embedctl_workers.backends.tensorrt.recipe import PLAN, SIXTEEN_BITS, PlanOptions, profiles_of
+from embedctl_workers.backends.tensorrt.recipe import PLAN, SIXTEEN_BITS, PlanOptions, build_plan, profiles_of
 from embedctl_workers.building.manifests import accuracy_of, origin_of, report_of
 from embedctl_workers.building.onnx import PACKAGES
 from embedctl_workers.models.artifacts import Artifact

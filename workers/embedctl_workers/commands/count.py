@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import IO
 
-from embedctl_workers.commands.tokenizer import opened
+from embedctl_workers.commands.split import opened
 
 _BATCH = 512
 

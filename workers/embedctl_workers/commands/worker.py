@@ -11,9 +11,12 @@ from typing import NoReturn
 
 import click
 
+from embedctl.queueing.broker import Broker
 from embedctl_config.command_group import one_line_errors, option
+from embedctl_config.errors import WorkerError
 from embedctl_config.hardware import MOST_WORKERS
 from embedctl_config.loading import load_settings
+from embedctl_config.settings import Settings
 from embedctl_workers.commands.options import (
     cpus_option,
     gpu_option,
@@ -104,7 +107,7 @@ def main(
     settings = load_settings(insecure=insecure or None)
     hardware = "cpu" if hardware == "auto" else hardware
     if ready:
-        from embedctl_workers.supervising.readiness import check_ready
+        from embedctl_workers.commands.worker import check_ready
 
         click.echo(f"ready: {', '.join(check_ready(settings, hardware))}")
         return
@@ -131,3 +134,21 @@ def _exit(status: int) -> NoReturn:
         with suppress(OSError, ValueError):  # nobody may read it any more
             stream.flush()
     os._exit(status)
+
+
+def check_ready(settings: Settings, hardware: str | None) -> list[str]:
+    """The names of the workers that run here, of a class or, for None, of any.
+
+    A WorkerError if there is no live one, or one makes no progress; BrokerUnavailable if Redis can't be reached.
+    """
+    broker = Broker.connect(settings)
+    try:
+        found = [row for row in broker.workers.here() if hardware in (None, row.hardware) and not row.quarantine]
+    finally:
+        broker.close()
+    if not found:
+        raise WorkerError(f"no live worker{f' of class {hardware}' if hardware else ''} on this machine")
+    for row in found:
+        if row.activity == "hung":
+            raise WorkerError(f"{row.name} has finished no batch for {row.quiet_s:.0f} s")
+    return [row.name for row in found]

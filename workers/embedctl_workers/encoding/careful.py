@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError
-from embedctl_workers.encoding.device_use import DeviceUse
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from embedctl_workers.encoding.prepared import DeviceUse
 
 _DEADLY = RecordError(0, ErrorCode.CRASHED_WORKER, "the worker died each time it came to this record")
 _POISONOUS = RecordError(0, ErrorCode.ENCODE_ERROR, "two workers could encode nothing more after this record")

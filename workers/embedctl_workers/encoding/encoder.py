@@ -20,10 +20,9 @@ from embedctl_workers.arrays.outputs import nothing
 from embedctl_workers.arrays.tokens import Found, Rows, Side, Tokens, Windows
 from embedctl_workers.arrays.vectors import mean_of_windows, unit
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
 from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, may_work_elsewhere
 from embedctl_workers.encoding.joining import Launcher, Piece
-from embedctl_workers.encoding.prepared import Prepared
+from embedctl_workers.encoding.prepared import SOLE_USE, DeviceUse, Prepared, Stopped
 from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)

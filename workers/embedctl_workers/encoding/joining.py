@@ -16,7 +16,7 @@ import numpy as np
 from embedctl_config.errors import WorkerSick
 from embedctl_workers.arrays.tokens import Found, Tokens
 from embedctl_workers.backends.base import Backend, WarmsThreads, is_out_of_memory
-from embedctl_workers.encoding.device_use import DeviceUse
+from embedctl_workers.encoding.prepared import DeviceUse
 from embedctl_workers.redaction import first_line, redacted_exc_info
 
 log = logging.getLogger(__name__)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from embedctl_config.errors import DeviceLost, WorkerSick
-from embedctl_config.hardware import Thresholds
+from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.outputs import Output
+from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.distance import measure
 from embedctl_workers.arrays.outputs import in_one
 from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.gate_texts import KNOWN_GOOD, TEXTS
+from embedctl_workers.models.prompts import prompts_of
 from embedctl_workers.redaction import first_line
 
 _CHUNK = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT]), texts=[TEXTS[KNOWN_GOOD].encode()])
@@ -72,3 +76,13 @@ class KnownGood:
 
 def _sick(why: str) -> WorkerSick:
     return WorkerSick(f"this worker can't encode a text of its own: {why}")
+
+
+def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: Host) -> ChunkEncoder:
+    """Load and warm up a model; raises as :func:`~embedctl_workers.backends.load_backend`."""
+    backend = load_backend(
+        hardware.backend, model, entry=settings.models.get(model), host=host, options=hardware.options
+    )
+    backend.warm_up()
+    prompts = prompts_of(backend.reference.files.folder) if backend.reference else {}
+    return ChunkEncoder(backend, hardware.token_budget or backend.token_budget, model=model, prompts=prompts)

@@ -1,8 +1,9 @@
-"""A chunk between the tokeniser and the device."""
+"""A chunk between the tokeniser and the device; and when it may use the device, and whether it still should."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from embedctl_config.wire import RecordError
@@ -42,3 +43,29 @@ class Prepared:
     def tokens_of(self, batch: Rows) -> Tokens:
         """The tokens for a batch. Only the first window of a text begins with the prompt."""
         return self.tokens if batch[0] < self.texts else replace(self.tokens, prompt_tokens=None)
+
+
+class Stopped(Exception):
+    """Raised between two batches when the chunk is no longer wanted."""
+
+
+class DeviceUse:
+    """The use of a device that nothing else uses, by a chunk that stays wanted. Subclasses say otherwise."""
+
+    def turn(self) -> AbstractContextManager[object]:
+        """A context in which batches are begun, and nobody else begins any.
+
+        It ends before the last batches are awaited, so that another thread may begin those of the next chunk meanwhile.
+        If the batches are begun by a :class:`~embedctl_workers.encoding.joining.Launcher`, no turn is taken for them.
+        If batches failed, there is another turn, in which their rows are told apart.
+        """
+        return nullcontext()
+
+    def check_wanted(self) -> None:
+        """Called before each batch, by the thread that begins it; raises Stopped if the chunk is no longer wanted."""
+
+    def on_batch(self, tokens: int) -> None:
+        """Called after each batch with its tokens."""
+
+
+SOLE_USE = DeviceUse()

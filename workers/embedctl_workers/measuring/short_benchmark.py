@@ -2,21 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from embedctl_config.hardware import HardwareClass
+from embedctl_workers.arrays.tokens import Rows
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.measuring.flops import EncoderShape, shape_of
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
 from embedctl_workers.measuring.rates import Load, encoding_rate, loads_for, tokenising_rate
-from embedctl_workers.measuring.spread import Spread
 from embedctl_workers.tables import table
 
+#: Encoders of one design: attention with four square matrices, then a feed-forward of two. Model type → the names of
+#: hidden size, inner size and number of layers in its configuration.
+_BERT = ("hidden_size", "intermediate_size", "num_hidden_layers")
+_KNOWN: Mapping[str, tuple[str, str, str]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _BERT),
+    "distilbert": ("dim", "hidden_dim", "n_layers"),
+}
 #: The number of rounds, and the time of each measurement (seconds): a quarter of a minute in all.
 ROUNDS = 5
 _ENCODING_S, _TOKENISING_S, _MATRIX_S = 0.8, 0.1, 0.5
 _HEAD = ("texts", "tokens a text", "texts/s", "tokens/s", "share of the matrix rate")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderShape:
+    """The sizes of an encoder of the BERT family: `layers` layers, `hidden` wide, with a feed-forward `inner` wide."""
+
+    hidden: int
+    inner: int
+    layers: int
+
+    def flop(self, lengths: Rows) -> float:
+        """Operations for texts of these lengths (tokens): multiplications and additions of matrix products.
+
+        The weights cost 2 × layers × (4 × hidden² + 2 × hidden × inner) per token: a matrix of n weights is n
+        multiplications and n additions per token, and a layer has query, key, value, output and the two matrices of
+        the feed-forward. Attention costs 4 × layers × hidden × length per token: every token meets every token of its
+        text, twice. Kaplan et al. count in this way (Scaling Laws for Neural Language Models, table 1, with both
+        directions of attention). Padding, embeddings, pooling and all that is not a matrix product are not counted.
+        """
+        weights = 2 * self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.inner)
+        tokens = lengths.astype(float)
+        return float(weights * tokens.sum() + 4 * self.layers * self.hidden * (tokens**2).sum())
+
+
+def shape_of(folder: Path) -> EncoderShape | None:
+    """The shape of the model in a folder; None if its architecture is unknown here."""
+    config = _config(folder)
+    names = _KNOWN.get(str(config.get("model_type")))
+    if names is None or any(not isinstance(config.get(name), int) for name in names):
+        return None
+    hidden, inner, layers = (int(config[name]) for name in names)
+    return EncoderShape(hidden, inner, layers)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The transformer's configuration, from the folder or that of the model's first module; empty if there is none."""
+    for path in (folder / "config.json", *sorted(folder.glob("0_*/config.json"))):
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(config, dict):
+            return config
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, least and most of a figure."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of one or more values."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    def times(self, factor: float) -> Spread:
+        """The same in another unit."""
+        return Spread(self.median * factor, self.least * factor, self.most * factor)
+
+    def as_json(self) -> dict[str, float]:
+        return asdict(self)
+
+    def __format__(self, form: str) -> str:
+        """`1.05 (0.99 to 1.10)`, each figure in this form."""
+        return f"{self.median:{form}} ({self.least:{form}} to {self.most:{form}})"
 
 
 @dataclass(frozen=True, slots=True)

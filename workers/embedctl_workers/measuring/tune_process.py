@@ -30,7 +30,7 @@ def main() -> None:
             accelerator, sharing = choose_accelerator(hardware, entry.device, gpu=shared[0]), int(shared[1])
         pinned = devices.pin(cpus, accelerator=accelerator, threads=int(threads), sharing=sharing)
         # Imported only now, because these load libraries that size their thread pools at import.
-        from embedctl_workers.encoding.loading import load_encoder
+        from embedctl_workers.encoding.known_good import load_encoder
         from embedctl_workers.machine.host import Host
         from embedctl_workers.measuring.rates import mixed_load, working_rate
         from embedctl_workers.models.cache import cache_folder

@@ -11,7 +11,7 @@ from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.accuracy.report import Report
-from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.encoding.known_good import load_encoder
 from embedctl_workers.machine import provenance
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host

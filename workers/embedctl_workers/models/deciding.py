@@ -1,4 +1,5 @@
-"""Which files of a model decide its vectors, by their names alone: of a folder, or of a hub's listing."""
+"""Which files of a model decide its vectors, by their names alone: of a folder, or of a hub's listing; and which models
+are refused, because their author's code decides."""
 
 from __future__ import annotations
 
@@ -8,9 +9,34 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.authors_code import refuse_authors_code
 from embedctl_workers.models.kinds import refuse_other_kinds
 
+#: A part of the name of an author's code → a model that needs none.
+_SIBLINGS = {
+    "new-impl": "alibaba-nlp-community/gte-multilingual-base or Alibaba-NLP/gte-modernbert-base",
+    "qwen": "Qwen/Qwen3-Embedding-0.6B",
+    "": "Alibaba-NLP/gte-modernbert-base",
+}
+#: The one architecture whose models name their author's code, and that transformers computes from the same files.
+_NATIVE = "nomic_bert"
+#: Its author's fields, which transformers does not read → transformers' field of the same meaning, and its default.
+_NATIVE_FIELDS: Mapping[str, tuple[str, object]] = {
+    "n_embd": ("hidden_size", 768),
+    "n_layer": ("num_hidden_layers", 12),
+    "n_head": ("num_attention_heads", 12),
+    "n_inner": ("intermediate_size", 3072),
+    "layer_norm_epsilon": ("layer_norm_eps", 1e-12),
+    "activation_function": ("", "swiglu"),
+    "rotary_emb_base": ("", 1000),
+    "rotary_emb_fraction": ("", 1),
+    "rotary_emb_interleaved": ("", False),
+    "rotary_scaling_factor": ("", None),
+    "prenorm": ("", False),
+    "use_rms_norm": ("", False),
+    "qkv_proj_bias": ("", False),
+    "mlp_fc1_bias": ("", False),
+    "mlp_fc2_bias": ("", False),
+}
 #: The modules of a model must have names that begin so.
 _KINDS = "sentence_transformers."
 MODULES = "modules.json"
@@ -46,6 +72,36 @@ _OTHER_RUNTIMES = (".h5", ".msgpack", ".ot", ".onnx", ".tflite", ".gguf")
 #: The weights that are loaded, the first one that a folder has, and how the names of all weights of the kind begin. If
 #: the whole file is missing, its parts are loaded.
 _WEIGHTS = (("model.safetensors", "model", ".safetensors"), ("pytorch_model.bin", "pytorch_model", ".bin"))
+
+
+def refuse_authors_code(file: str, config: Mapping[str, object]) -> None:
+    """Refuse (ModelError) a model that its author's code computes: without it, transformers may compute other vectors.
+
+    `config` holds the contents of its `config.json`, which is at `file`.
+    """
+    if config.get("model_type") == _NATIVE:
+        _refuse_other_fields(file, config)
+        return
+    named = config.get("auto_map")
+    if not isinstance(named, dict):
+        return
+    if code := named.get("AutoModel", named.get("AutoConfig")):
+        sibling = next(sibling for part, sibling in _SIBLINGS.items() if part in str(code).lower())
+        raise ModelError(
+            f"{file} names {str(code)!r}, its author's own code, which embedctl does not run: choose a model that "
+            f"transformers computes by itself, such as {sibling}, or a copy that was converted for it"
+        )
+
+
+def _refuse_other_fields(file: str, config: Mapping[str, object]) -> None:
+    for theirs, (ours, default) in _NATIVE_FIELDS.items():
+        computed = config.get(ours, default)
+        if theirs in config and config[theirs] != computed:
+            raise ModelError(
+                f"{file} states {theirs} {config[theirs]!r}, which only its author's own code reads, and transformers "
+                f"would compute with {computed!r}: choose a model that transformers computes by itself, such as "
+                "nomic-ai/nomic-embed-text-v1.5"
+            )
 
 
 def module_folders(read: Callable[[str], Any], place: str) -> list[str]:

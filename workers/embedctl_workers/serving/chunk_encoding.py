@@ -14,10 +14,9 @@ from embedctl_config.errors import DeviceLost
 from embedctl_workers.arrays.tokens import Found
 from embedctl_workers.backends.base import Backend, WarmsThreads
 from embedctl_workers.encoding.careful import CarefulUse, encode_carefully
-from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import NOT_OF_A_RECORD, ChunkEncoder, EncodedChunk
 from embedctl_workers.encoding.joining import Launcher
-from embedctl_workers.encoding.prepared import Prepared
+from embedctl_workers.encoding.prepared import DeviceUse, Prepared, Stopped
 from embedctl_workers.redaction import first_line, redacted_exc_info
 from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk

@@ -1,7 +1,9 @@
-"""The threads beside the task threads: one beats and renews leases, one reaps, and one ends a hung process."""
+"""The threads beside the task threads: one beats and renews leases, one reaps, one ends a hung process, and one removes
+what nobody needs of the chunks outside of Redis."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -12,11 +14,18 @@ from collections.abc import Callable
 from embedctl.common.notices import Reminder
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
+from embedctl.queueing.sweeper import Sweeper
 from embedctl.store import WorkerRow
+from embedctl.store.lease import take_turn
+from embedctl.store.quotas import Overruled
+from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused, EmbedctlError, ExitStatus
+from embedctl_config.tenants import LIMITS, RATES
 from embedctl_workers.serving.in_hand import InHand
-from embedctl_workers.serving.limits import Limits
 
+_STATED = ("weight", *LIMITS, *RATES)
+#: Seconds between two statements.
+STATE_EVERY_S = 30.0
 log = logging.getLogger(__name__)
 
 #: Longest time between two beats (seconds): a third of the heartbeat's TTL.
@@ -25,6 +34,44 @@ INTERVAL_S = 5.0
 _RING_EVERY_S = 2.0
 #: How long a worker that stops waits for its reaper (seconds): other workers go on where it stopped.
 _LAST_ROUND_S = 10.0
+#: Seconds between two sweeps.
+_SWEEP_EVERY_S = 60.0
+
+
+class Limits:
+    """States the limits again and again: Redis may lose them, and producers may have other settings.
+
+    Each worker does so at its start. Then those that have the same limits take turns.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._digest = hashlib.sha256(repr(sorted(broker.settings.tenants.items())).encode()).hexdigest()
+        self._since_ms = 0
+        self._next = 0.0
+        self._overruled: dict[str, Overruled] = {}
+
+    def round(self, worker: str) -> None:
+        """State the limits if it is time, in the name of this worker; BrokerUnavailable if Redis can't be reached."""
+        limits = self._broker.settings.tenants
+        if not limits or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + STATE_EVERY_S
+        turn = take_turn(self._broker.connection, keys.stating(self._digest), STATE_EVERY_S * 0.9)
+        if not turn and self._since_ms:
+            return  # another worker with the same limits states them
+        self._since_ms = self._since_ms or self._broker.connection.now_ms()
+        for tenant, entry in limits.items():
+            other = self._broker.quotas.state(tenant, entry, by=worker, since_ms=self._since_ms)
+            if other is not None and other != self._overruled.get(tenant):
+                log.warning(
+                    "tenant %s: the weight and the limits of this worker's settings do not hold, because worker %s, "
+                    "which was started later, has others: %s. Give all workers the same settings",
+                    tenant,
+                    other.by,
+                    ", ".join(f"{name} {value:g}" for name, value in zip(_STATED, other.values, strict=True)),
+                )
+                self._overruled[tenant] = other
 
 
 class Heartbeat:
@@ -153,3 +200,24 @@ class Heartbeat:
                 )
                 logging.shutdown()
                 os._exit(ExitStatus.HUNG)
+
+
+def start_sweeping(broker: Broker, stop: threading.Event) -> None:
+    """Sweep in a thread until the event is set, if these settings keep chunks outside of Redis.
+
+    A thread of its own: a place that does not answer holds up nothing else.
+    """
+    if not broker.chunk_files.is_outside:
+        return
+    sweeper = Sweeper(broker)
+
+    def sweep() -> None:
+        while not stop.wait(_SWEEP_EVERY_S):
+            try:
+                sweeper.round()
+            except EmbedctlError as error:
+                log.warning("sweeper: %s", error)
+            except Exception:
+                log.exception("sweeper: a round failed")
+
+    threading.Thread(target=sweep, name="sweeper", daemon=True).start()

@@ -35,11 +35,10 @@ from embedctl_config.retry import REDIS, RetryLimit
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import run_gate
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.encoding.known_good import KnownGood
-from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.encoding.known_good import KnownGood, load_encoder
+from embedctl_workers.machine.cgroup import bound_memory
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
-from embedctl_workers.machine.memory import bound_memory
 from embedctl_workers.machine.tally import Tally
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.longest import UNLIMITED
@@ -47,16 +46,19 @@ from embedctl_workers.models.names import names_of
 from embedctl_workers.models.noted import note, noted
 from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
-from embedctl_workers.serving.announcement import Announcement
-from embedctl_workers.serving.health import Health
-from embedctl_workers.serving.heartbeat import Heartbeat
+from embedctl_workers.serving.health import Announcement, Health
+from embedctl_workers.serving.heartbeat import Heartbeat, start_sweeping
 from embedctl_workers.serving.interrupts import answer_signals
-from embedctl_workers.serving.messages import CheckingConsumer, OneTryDispatcher, inflate_nothing, send_event
-from embedctl_workers.serving.remote_control import remove_commands
+from embedctl_workers.serving.messages import (
+    CheckingConsumer,
+    OneTryDispatcher,
+    inflate_nothing,
+    register,
+    remove_commands,
+    send_event,
+)
 from embedctl_workers.serving.runner import NOTHING, ChunkRunner
 from embedctl_workers.serving.speed import Speed
-from embedctl_workers.serving.sweeping import start_sweeping
-from embedctl_workers.serving.tasks import register
 from embedctl_workers.serving.telemetry import Telemetry
 from embedctl_workers.serving.threads import warmed_threads
 

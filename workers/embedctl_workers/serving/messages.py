@@ -1,7 +1,9 @@
-"""What a worker receives from its queues, checked before anything else reads or logs it, and the events that it sends.
+"""What a worker receives from its queues, checked before anything else reads or logs it: bells for its one task, and
+Celery's remote control, reduced to its queries; and the events that it sends.
 
 Celery inflates, decodes and logs whatever a message holds. A bell is small, so any other message is dropped with one
-line that quotes nothing of it: a program that may publish must not use up a worker's memory or fill its log.
+line that quotes nothing of it: a program that may publish must not use up a worker's memory or fill its log. Anyone who
+can query a worker still cannot command it.
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import kombu.compression
+from celery import Celery, Task
 from celery.events import EventDispatcher
 from celery.worker.consumer import Consumer
+from celery.worker.control import Panel
 
-from embedctl_config.keys import TASK
+from embedctl_config.keys import TASK, of_queue
+from embedctl_workers.serving.runner import ChunkRunner
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +36,13 @@ _MAX_HEADERS = 64
 #: The events of tasks, which Flower shows, are sent together, this long after the first of them (seconds). One message
 #: for each event would take a fifth of the worker's time for a small chunk, while its caller waits.
 _EVENTS_WAIT_S = 0.1
+#: What `celery inspect` and Flower ask. No query ends, changes or redirects a worker or its bells.
+QUERIES = frozenset(
+    """
+    active active_queues clock conf enable_events heartbeat hello ping query_task registered report reserved revoked
+    scheduled stats
+    """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
+)
 
 
 class CheckingConsumer(Consumer):
@@ -137,3 +149,34 @@ def _length(value: Any) -> float:
     else:
         return 0
     return math.inf if value is None else sum(map(_length, value))
+
+
+def remove_commands() -> None:
+    """Remove all other remote commands from this process: SIGTERM stops a worker, `embedctl cancel` ends a job."""
+    for command in set(Panel.data) - QUERIES:
+        del Panel.data[command]
+
+
+def register(
+    app: Celery, runner: ChunkRunner, model_of_queue: Mapping[str, str], send_event: Callable[..., object]
+) -> None:
+    """Have `runner` take chunks for the bells that `app` hears; each queue holds chunks for a model. `send_event` sends
+    an event of a task."""
+
+    # By default, Celery makes a backend in each thread, which reads files. Without file descriptors, that fails after
+    # the bell was answered, and again as Celery handles that failure.
+    @app.task(name=TASK, bind=True, typing=False, backend=app.backend)
+    def encode(self: Task[Any, Any], /, *args: Any, **facts: Any) -> str:
+        queue = (self.request.delivery_info or {}).get("routing_key")
+        # A message may hold anything: nothing of it is used or logged.
+        if not isinstance(queue, str) or queue not in model_of_queue:
+            log.warning("a message that is no bell was dropped")
+            return "no bell"
+
+        def tell(words: str) -> None:
+            """Flower shows to operators which chunk it is, and of what."""
+            hardware, model = of_queue(queue)
+            about = {"args": words, "kwargs": f"class {hardware}, model {model}"}
+            send_event("task-started", uuid=self.request.id, name=TASK, **about)
+
+        return runner.run(model_of_queue[queue], queue, tell)

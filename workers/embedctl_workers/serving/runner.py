@@ -28,18 +28,16 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.retry import Policy, Streak
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from embedctl_workers.encoding.prepared import Stopped
 from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
 from embedctl_workers.serving import second_word
 from embedctl_workers.serving.chunk_encoding import ChunkEncoding, Share, SharedDevice
 from embedctl_workers.serving.chunk_store import ChunkStore
-from embedctl_workers.serving.claimed import ClaimedChunk
-from embedctl_workers.serving.gathering import is_small, may_be_joined, room
+from embedctl_workers.serving.claimed import ClaimedChunk, KnownJobs, is_small, may_be_joined, room
 from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.interrupts import SignalledEvent
 from embedctl_workers.serving.isolation import Isolation
-from embedctl_workers.serving.known_jobs import KnownJobs
 from embedctl_workers.serving.telemetry import Telemetry
 
 log = logging.getLogger(__name__)

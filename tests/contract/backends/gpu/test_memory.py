@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from embedctl_config.errors import ModelError, SettingsError
-from embedctl_workers.backends.gpu import device, memory
+from embedctl_workers.backends.gpu import device
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
@@ -25,11 +25,11 @@ def test_the_budget_is_what_memory_allows(load: Load) -> None:
     on = StandIn()
     backend = load(on=on, dtype="fp32")
     backend.warm_up()
-    assert backend.token_budget == memory.MOST_TOKENS
+    assert backend.token_budget == device.MOST_TOKENS
     on.free, on.peak = 1_000_000, 4096 * 500
     backend.warm_up()
     assert backend.token_budget == pytest.approx(0.8 * 1_000_000 / 500, rel=0.02)
-    assert memory.affordable(10**9, 4096, 10, memory.MOST_TOKENS) == 1
+    assert device.affordable(10**9, 4096, 10, device.MOST_TOKENS) == 1
 
 
 def short_of_memory(backend: TorchGpuBackend, most: int, message: str = "CUDA out of memory.") -> None:

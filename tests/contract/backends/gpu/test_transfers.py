@@ -12,8 +12,8 @@ import torch
 
 from embedctl_config.errors import DeviceLost
 from embedctl_workers.backends.base import WarmsThreads
-from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.prepared import Stopped
 from tests.support.chunks import chunk_of
 from tests.support.device_use import RecordedUse
 from tests.support.stand_in_gpu import StandIn

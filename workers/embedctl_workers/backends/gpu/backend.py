@@ -18,8 +18,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import run_warm_up_batches
 from embedctl_workers.backends.gpu.attention import avoid_cudnn
-from embedctl_workers.backends.gpu.device import Gpu, open_gpu, watched
-from embedctl_workers.backends.gpu.memory import SAMPLE_TOKENS, affordable, most_tokens
+from embedctl_workers.backends.gpu.device import SAMPLE_TOKENS, Gpu, affordable, most_tokens, open_gpu, watched
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
 from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision

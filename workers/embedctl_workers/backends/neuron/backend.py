@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -11,25 +12,81 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from embedctl_config.errors import WorkerError
-from embedctl_config.hardware import ModelEntry
+from embedctl_config.errors import ModelError, WorkerError
+from embedctl_config.hardware import THRESHOLDS, ModelEntry
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.neuron.options import TraceOptions
-from embedctl_workers.backends.neuron.padding import check_padding
 from embedctl_workers.backends.neuron.recipe import artifact_for
-from embedctl_workers.backends.neuron.runs import Run, positions_of, runs_of
-from embedctl_workers.backends.neuron.runtime import RUNTIME, device_lost, load_runtime, version_of
-from embedctl_workers.backends.neuron.traces import Traces, trace_file
+from embedctl_workers.backends.neuron.runtime import RUNTIME, Traces, device_lost, load_runtime, trace_file, version_of
 from embedctl_workers.backends.onnx.inputs import GraphBackend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.redaction import first_line
 
+_SHORT, _WORD = "a", "word "
+#: The number of tokens of a word is unknown: the number of words is halved this often, so that a text fits a row.
+_HALVINGS = 6
 #: Threads that feed the core: while one waits for the core, the other has queued the next run.
 FEEDERS = 2
 #: Most rows of the longest length in a batch. Batches are large, because only a batch's last run has dummy rows.
 _ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution of a trace, `bucket` tokens long, for the rows `at` (int64) of the batch, at most a trace's."""
+
+    bucket: int
+    at: Rows
+
+
+def runs_of(lengths: Rows, buckets: Sequence[int], batch: int) -> list[Run]:
+    """Cut rows into as few runs as possible, longest first, each as short as its longest row allows.
+
+    A run of `batch` rows costs the same however many of them are used. So shorter rows fill up a run of longer rows
+    before they get another run. No row is longer than the last bucket; `buckets` ascend.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    parts = [order[start : start + batch] for start in range(0, len(order), batch)]
+    return [Run(buckets[bisect_left(buckets, int(lengths[part[0]]))], part) for part in parts]
+
+
+def positions_of(lengths: Rows, buckets: Sequence[int], batch: int) -> int:
+    """The number of tokens that the device computes for rows of these lengths, padding and dummy rows included."""
+    return sum(run.bucket * batch for run in runs_of(lengths, buckets, batch))
+
+
+def check_padding(
+    model: str,
+    buckets: Sequence[int],
+    batch: int,
+    tokenize: Callable[[Sequence[str], str | None], Tokens],
+    run: Callable[[Tokens, Rows, int], Vectors],
+) -> None:
+    """Encode a short text in every bucket, alone and beside texts that fill their rows.
+
+    `run` computes vectors of some of the texts, at most `batch`, in a bucket. If the short text's vector differs
+    between runs by more than the bound of `fp16`, that is a ModelError.
+    """
+    bound = THRESHOLDS["fp16"].min_cosine
+    expected: Vectors | None = None
+    for bucket in buckets:
+        tokens = tokenize([_SHORT, *(_WORD * (bucket >> halved) for halved in range(_HALVINGS))], "")
+        fitting = np.flatnonzero(tokens.lengths <= bucket)
+        if 0 not in fitting:
+            continue
+        crowded = np.full(batch, fitting[np.argmax(tokens.lengths[fitting])])
+        crowded[0] = 0
+        for rows in (np.zeros(1, np.int64), crowded):
+            found = unit(run(tokens, rows, bucket)[:1])
+            expected = found if expected is None else expected
+            cosine = float((found * expected).sum())
+            if not cosine >= bound:
+                raise ModelError(
+                    f"model {model!r}: padding shows in its vectors on Neuron (cosine {cosine:.4f} in a run of "
+                    f"{batch} × {bucket} tokens): its trace does not mask it"
+                )
 
 
 @dataclass(frozen=True, slots=True)

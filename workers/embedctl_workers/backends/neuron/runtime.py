@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ _LOST = {
 }
 #: As torch_neuronx words it: `nrt_execute status=101 message="…"`.
 _STATUS = re.compile(r"\bnrt_\w+ status=(\d+)")
+_FILE = "traces.json"
 
 
 def version_of(package: str) -> str:
@@ -138,3 +142,23 @@ def _wrong_torch(name: str) -> str:
 def _release(version: str) -> str:
     """`2.9` of `2.9.0.2.13.24727+8e870898`: the version of a torch_neuronx begins with that of its PyTorch."""
     return ".".join(version.partition("+")[0].split(".")[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """The traces in a folder: each takes `inputs` in order, and `batch` rows; `buckets`, their lengths, ascend."""
+
+    inputs: Sequence[str]
+    buckets: Sequence[int]
+    batch: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Traces:
+        return cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
+
+    def write(self, folder: Path) -> None:
+        (folder / _FILE).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+
+
+def trace_file(folder: Path, bucket: int) -> Path:
+    return folder / f"bucket-{bucket}.pt"

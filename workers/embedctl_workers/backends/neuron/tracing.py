@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from embedctl_config.errors import WorkerError
 from embedctl_workers.backends.neuron.options import TraceOptions
-from embedctl_workers.backends.neuron.runtime import RUNTIME, version_of
-from embedctl_workers.backends.neuron.traces import Traces, trace_file
+from embedctl_workers.backends.neuron.runtime import RUNTIME, Traces, trace_file, version_of
 from embedctl_workers.backends.onnx.export import WholeModel, example_of, write_facts
 from embedctl_workers.backends.onnx.inputs import ModelFacts
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer

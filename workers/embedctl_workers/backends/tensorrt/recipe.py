@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,6 @@ from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import ModelFacts
 from embedctl_workers.backends.onnx.recipe import ONNX, OWN
 from embedctl_workers.backends.tensorrt import runtime as runtimes
-from embedctl_workers.backends.tensorrt.plan import BUILDER
 from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.machine.host import Host
@@ -24,6 +23,10 @@ from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
+#: Memory that a layer may use for intermediate results (bytes).
+_WORKSPACE_BYTES = 4 << 30
+#: How plans are built: part of a plan's key.
+BUILDER = f"strongly typed, no TF32, workspace {_WORKSPACE_BYTES}"
 #: The kind of artefact. The backend that runs it has the same name.
 TENSORRT = "tensorrt"
 #: The artefact's file with the plan, beside the model's facts and its tokenizer.
@@ -34,6 +37,36 @@ SIXTEEN_BITS = ("fp16", "bf16")
 #: The version of the conversion, part of a plan's key: change it if the same graph would be converted differently.
 CONVERSION = "2"
 _FEWEST_BATCH_TOKENS, _MOST_BATCH_TOKENS = 64, 1 << 20
+
+
+def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile]) -> bytes:
+    """Build a plan of a graph that already has the types to compute in; a ModelError where TensorRT can't."""
+    trt = runtime.trt
+    builder = trt.Builder(runtime.log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, runtime.log)
+    if not parser.parse_from_file(str(graph)):
+        errors = "; ".join(str(parser.get_error(at)) for at in range(parser.num_errors))
+        raise ModelError(f"TensorRT {runtime.version} can't read its graph: {errors or runtime.last_errors}")
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
+    config.clear_flag(trt.BuilderFlag.TF32)
+    for profile in profiles:
+        _add_profile(runtime, builder, network, config, profile)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise ModelError(f"TensorRT {runtime.version} can't build a plan of its graph: {runtime.last_errors}")
+    return bytes(plan)
+
+
+def _add_profile(runtime: Runtime, builder: Any, network: Any, config: Any, profile: Profile) -> None:
+    shapes = builder.create_optimization_profile()
+    for at in range(network.num_inputs):
+        shapes.set_shape(network.get_input(at).name, *profile.shapes)
+    if config.add_optimization_profile(shapes) < 0:
+        raise ModelError(
+            f"TensorRT {runtime.version} does not take the shapes {profile} of its graph: {runtime.last_errors}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

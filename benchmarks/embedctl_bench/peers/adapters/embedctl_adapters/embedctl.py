@@ -15,7 +15,7 @@ from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.encoding.known_good import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
 

@@ -13,8 +13,8 @@ import torch
 
 from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_workers.measuring.cpu_products import PRODUCTS, missing
-from embedctl_workers.measuring.flops import shape_of
 from embedctl_workers.measuring.matrix_products import matrix_products
+from embedctl_workers.measuring.short_benchmark import shape_of
 
 from .serving import Answer, Vectors
 from .tokens import TokenCounter
