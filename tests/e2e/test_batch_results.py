@@ -135,7 +135,7 @@ def test_what_has_no_vectors_is_retried(gateway: Running, client: openai.OpenAI,
 
 def test_a_retry_after_cancel_does_the_rest(gateway: Running, client: openai.OpenAI, start_worker: StartWorker) -> None:
     made = create(client, upload(client, lines_of([f"text {number}" for number in range(30)])))
-    eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the reading of the requests")
+    eventually(lambda: counts(client.batches.retrieve(made.id))[0] == 30, what="the reading of the requests")
     client.batches.cancel(made.id)
     ended(client, made.id)
     start_worker()

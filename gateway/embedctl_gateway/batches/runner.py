@@ -266,8 +266,10 @@ class _Work:
             with self._copied() as corpus:
                 if "total" not in self._batch.facts:
                     self._validate(corpus)
-                if not self._waits_for_workers():
-                    self._submit(corpus)
+                if self._waits_for_workers():
+                    self._held.release(_PAUSE_S)
+                    return
+                self._submit(corpus)
         except _Refused as refused:
             discard(self._broker, self._batch.facts.get("job", ""))
             self._held.end({"status": "failed", "errors": json.dumps(refused.args[0])})
