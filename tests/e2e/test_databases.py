@@ -236,14 +236,14 @@ def test_the_parts_of_a_drained_job_are_delivered(encode: Encode, table: Databas
     assert job.deliver(table.url).written == 100
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
     coarse = encode(named())
-    coarse.deliver(tmp_path / "bits", output_type="ubinary")
-    with pytest.raises(SettingsError, match="drained as ubinary"):
+    coarse.deliver(tmp_path / "bits", dtype="binary")
+    with pytest.raises(SettingsError, match="drained as binary"):
         coarse.deliver(table.url)
     whole = encode(named())
-    whole.deliver(tmp_path / "int8", output_type="int8")
-    with pytest.raises(SettingsError, match="--output-type float32"):
+    whole.deliver(tmp_path / "int8", dtype="int8")
+    with pytest.raises(SettingsError, match="--dtype float32"):
         whole.deliver(table.url)
-    assert whole.deliver(table.url, output_type="float32").written == 100
+    assert whole.deliver(table.url, dtype="float32").written == 100
 
 
 def test_records_that_postgres_refuses_are_named(

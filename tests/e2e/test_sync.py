@@ -97,7 +97,7 @@ def test_another_model_is_refused_before_anything_is_encoded(here: Here, nights:
     documents = many(10)
     nights.synced(documents)
     del documents["id-1"]
-    for other in (("--prompt", "query: "), ("--output-type", "float16")):
+    for other in (("--prompt", "query: "), ("--dtype", "float16")):
         assert nights.run(documents, *DELETE, *other).returncode == 65
     worker.stop()
     done = nights.run(documents, *DELETE)

@@ -149,7 +149,7 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(here: Here) -
         ("--limit", ["--sync", "--limit", "2", "-o", "old.npy"]),
         ("omit --delete", ["--sync", "--delete", "-o", "old.npy"]),
         ("--delete goes with --sync", ["--delete", "-o", "old.npy"]),
-        ("stores float32", ["--sync", "--output-type", "float16", "-o", "old.npy"]),
+        ("stores float32", ["--sync", "--dtype", "float16", "-o", "old.npy"]),
     ):
         done = here.embedctl("submit", "corpus.jsonl", *options)
         assert done.returncode in (1, 2), done.stderr

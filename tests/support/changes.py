@@ -33,7 +33,7 @@ OTHER_VECTORS = {
     ("--prompt", "query: "): "another prompt",
     ("--no-normalize",): "another normalize",
     ("--long", "mean"): "another way with long texts",
-    ("--dimensions", "8"): "another dimensions",
+    ("--dims", "8"): "another dimensions",
     ("--class", "half"): "fp32, not fp16",
     ("--class", "reseeded"): "other weights",
 }

@@ -39,10 +39,10 @@ class DatabaseChoice:
     options: Options
 
     @classmethod
-    def of(cls, settings: Settings, url: str, duplicates: str | None, output_type: str | None) -> DatabaseChoice:
+    def of(cls, settings: Settings, url: str, duplicates: str | None, dtype: str | None) -> DatabaseChoice:
         """The table of a URL, whose database can be reached. SettingsError, MissingExtra, OutputError: it can't be used
         so."""
-        options = Options.of(duplicates or Duplicates.ERROR, output_type)
+        options = Options.of(duplicates or Duplicates.ERROR, dtype)
         table = destination_of(url, settings)
         table.open(None)
         table.close()
@@ -61,7 +61,7 @@ class DatabaseChoice:
 
     def contract_of(self, spec: JobSpec, model: str) -> Contract:
         """The contract of a job whose model's files have this fingerprint."""
-        return Contract.of(spec, 0, self.options.dtype, model=model)
+        return Contract.of(spec, 0, self.options.stored_as, model=model)
 
     def checked(self, corpus: Corpus | BatchCorpus) -> DatabaseChoice:
         """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be

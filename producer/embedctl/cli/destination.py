@@ -24,7 +24,7 @@ from embedctl.destinations.formats import FORMATS, check_output, followed, forma
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.keyed import deliver, release
 from embedctl.destinations.loop import Callbacks, Delivered, Refused
-from embedctl.destinations.numbers import Numbers, OutputType, load_ranges, numbers_of
+from embedctl.destinations.numbers import Dtype, Numbers, load_ranges, numbers_of
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import destination_of, is_database
 from embedctl.jobs.enqueue import begun_before
@@ -39,7 +39,7 @@ from embedctl_config.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAMES = ("output", "duplicates", "output_type", "ranges", "no_clobber")
+_NAMES = ("output", "duplicates", "dtype", "ranges", "no_clobber")
 
 
 class DatabaseUrl(str):
@@ -74,9 +74,9 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
         ),
         option("--duplicates", type=click.Choice([str(each) for each in duplicates]), help=if_same),
         option(
-            "--output-type",
-            type=click.Choice([str(kind) for kind in OutputType]),
-            help="The type of the numbers in .npy, .parquet and parts. ubinary: a bit for each component, whether it "
+            "--dtype",
+            type=click.Choice([str(kind) for kind in Dtype]),
+            help="The type of the numbers in .npy, .parquet and parts. binary: a bit for each component, whether it "
             "is above 0. Default: float32, or that of the job's parts.",
         ),
         option(
@@ -105,12 +105,12 @@ class Destination:
         """Take these options out of those of a command. A database can be reached. click.UsageError: an option makes no
         sense without another, or two exclude each other. SettingsError, MissingExtra, OutputError: the ranges can't be
         read, or the database can't be used."""
-        path, duplicates, output_type, ranges, no_clobber = map(given.pop, _NAMES)
-        numbers = numbers_of(output_type, None if ranges is None else load_ranges(ranges))
+        path, duplicates, dtype, ranges, no_clobber = map(given.pop, _NAMES)
+        numbers = numbers_of(dtype, None if ranges is None else load_ranges(ranges))
         if isinstance(path, DatabaseUrl):
             if no_clobber or ranges is not None:
                 raise click.UsageError("--no-clobber and --ranges are for files: omit them.")
-            database = DatabaseChoice.of(settings, str(path), duplicates, output_type)
+            database = DatabaseChoice.of(settings, str(path), duplicates, dtype)
             return cls(None, database, numbers, not no_clobber)
         if duplicates is not None:
             raise click.UsageError(f"--duplicates {duplicates} is for the URL of a database: omit it")
@@ -240,4 +240,4 @@ class Destination:
             return f"'{self.database.url}'" + (" --duplicates position" if self.database.options.positions else "")
         if not isinstance(self.path, Place):
             return str(self.path)
-        return self.path.path_of("") + ("" if self.numbers is None else f" --output-type {self.numbers.kind}")
+        return self.path.path_of("") + ("" if self.numbers is None else f" --dtype {self.numbers.kind}")

@@ -161,7 +161,8 @@ def _vectors_options(hardware: str) -> Callable[[F], F]:
         option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
         option("--normalize/--no-normalize", default=True, show_default=True, help="Scale vectors to unit length."),
         option(
-            "--dimensions",
+            "--dims",
+            "dimensions",
             type=click.IntRange(1),
             metavar="N",
             help="Keep the first N components of every vector, for models trained for that (Matryoshka). Default: all.",

@@ -228,14 +228,14 @@ class _Shared:
         self.model = model
         self.dimensions = dimensions
         self._model_of = "--model (EMBEDCTL_MODEL)" if model is not None else ""
-        self._dimensions_of = "--dimensions" if dimensions is not None else ""
+        self._dimensions_of = "--dims" if dimensions is not None else ""
 
     def check(self, request: Request, where: str) -> None:
         """Refuse a request that does not agree with those before it."""
         self._check_model(request.model, where)
         if not self._dimensions_of:
             self.dimensions, self._dimensions_of = request.dimensions, where
-        if request.dimensions is None and self._dimensions_of == "--dimensions":
+        if request.dimensions is None and self._dimensions_of == "--dims":
             return
         if request.dimensions != self.dimensions:
             _refuse(

@@ -15,7 +15,7 @@ from embedctl.destinations.formats import guess_format, refuse_no_file, refuse_n
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, RefusedRecord, Taker, run
-from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType, agreed, ranges_of
+from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers, agreed, ranges_of
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer
 from embedctl.store import JobStatus
@@ -66,7 +66,7 @@ def fetch(
         file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file
             is written as openai-batch where others are as jsonl. Standard output takes these two alone.
         clobber: whether to replace a file that exists.
-        numbers: how vectors are stored. From parts, float32 is restored, but not from those of ubinary; any other
+        numbers: how vectors are stored. From parts, float32 is restored, but not from those of binary; any other
             type must be that of the parts.
         requests: of openai-batch, reads the requests that the job was made of. Those that were not run, because the
             job ended or is gone, then have a line.
@@ -86,7 +86,7 @@ def fetch(
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
     from_parts = _taken_from_parts(numbers, stored)
-    if stored.kind is not OutputType.FLOAT32:
+    if stored.kind is not Dtype.FLOAT32:
         numbers = agreed(numbers, stored, job.id, restores=True)
     numbers = numbers or FLOAT32
     refuse_numbers(path, chosen, numbers, stored)
@@ -96,7 +96,7 @@ def fetch(
         if not (clobber or is_stdout(path)):
             # Again, because another process may have written the file since the command began.
             refuse_to_clobber(path, chosen)
-        if numbers.kind is OutputType.INT8 and numbers.ranges is None:
+        if numbers.kind is Dtype.INT8 and numbers.ranges is None:
             ranges, _ = ranges_of(_up_to_its_end(job, callbacks.progress), f"job {job.id}")
             numbers = Numbers(numbers.kind, ranges)
         if chosen == "npy":  # its array has a row for each record
@@ -147,9 +147,9 @@ def _answers(job: Readable, chosen: str, *, guessed: bool, requests: ReadRequest
 
 def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[str]:
     """The types in parts that vectors are taken from. A part that is written from now on may have any."""
-    if numbers is not None and numbers.kind is OutputType.FLOAT32:
-        return OutputType.FLOAT16, OutputType.INT8  # they are to be restored
-    return () if stored.kind is OutputType.FLOAT32 else (stored.kind,)
+    if numbers is not None and numbers.kind is Dtype.FLOAT32:
+        return Dtype.FLOAT16, Dtype.INT8  # they are to be restored
+    return () if stored.kind is Dtype.FLOAT32 else (stored.kind,)
 
 
 @dataclass
@@ -168,7 +168,7 @@ class _File(Taker[ChunkVectors]):
         if chunk.stored_as and chunk.stored_as not in self._from_parts:
             raise OutputError(
                 f"job {self.job.id} was drained as {chunk.stored_as} since this fetch began: fetch it once more, "
-                "without an output type"
+                "without a dtype"
             )
         chunk, refused = self._numbers.fitting(chunk)
         try:

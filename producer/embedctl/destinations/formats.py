@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.jsonl import check_stdout, errors_beside, is_stdout
 from embedctl.destinations.npy import all_beside
-from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
+from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers
 from embedctl.destinations.unfinished import check_folder
 from embedctl.destinations.writer import Content, Writer
 from embedctl_config.errors import SettingsError, UnusableOutput
@@ -99,11 +99,11 @@ def writer_of(file_format: str) -> Callable[[Content], Writer]:
 
 def refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:
     has_room = file_format != BATCH_FORMAT and FORMATS[file_format].other_numbers
-    if numbers.kind is not OutputType.FLOAT32 and not has_room:
+    if numbers.kind is not Dtype.FLOAT32 and not has_room:
         others = with_room_for("other_numbers")
         where = "standard output" if is_stdout(path) else path
-        if stored.kind is not OutputType.FLOAT32:
-            more = "" if stored.kind is OutputType.UBINARY else ", or have them restored with the output type float32"
+        if stored.kind is not Dtype.FLOAT32:
+            more = "" if stored.kind is Dtype.BINARY else ", or have them restored with the dtype float32"
             raise SettingsError(
                 f"the vectors were drained as {stored.kind}, and {where} takes float32 alone: name the output "
                 f"{others}{more}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from embedctl.corpus.kept import TOKENS
 from embedctl.destinations.answers import Answer, Answers
-from embedctl.destinations.numbers import OutputType
+from embedctl.destinations.numbers import Dtype
 from embedctl.destinations.unfinished import LineFile, json_line
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors
@@ -76,7 +76,7 @@ class JsonlWriter(Writer):
     """
 
     def __init__(self, content: Content, answers: Answers | None = None) -> None:
-        assert content.numbers.kind is OutputType.FLOAT32
+        assert content.numbers.kind is Dtype.FLOAT32
         printed = is_stdout(content.path)
         beside = None if answers is None or printed else errors_beside(content.path)
         self.paths = [] if printed else [content.path, *([] if beside is None else [beside])]

@@ -45,7 +45,7 @@ def all_beside(path: Path) -> list[Path]:
 
 class NpyWriter(Writer):
     """Writes vectors into a preallocated array. The row of a record that failed, or that was not encoded, is NaN; in
-    int8 and ubinary it is 0, and `errors` names both.
+    int8 and binary it is 0, and `errors` names both.
 
     The files next to it have an id or null per record (`ids`, as in .jsonl), an object per failed record (`errors`) and
     an object per truncated record (`truncated`). Each file exists only if it has content. If the job has digests, there

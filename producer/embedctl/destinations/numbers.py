@@ -21,13 +21,13 @@ CALIBRATED_ON = 100_000
 _FLOAT16_OVERFLOWS = 65_520
 
 
-class OutputType(StrEnum):
-    """A type of the numbers in a file, under the names that Cohere and others use."""
+class Dtype(StrEnum):
+    """A type of the numbers in a file. `binary` is what sentence-transformers and Cohere call `ubinary`."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"
-    UBINARY = "ubinary"
+    BINARY = "binary"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,25 +37,25 @@ class Numbers:
 
     `int8` cuts the range of each component into 256 equal parts, as `quantize_embeddings` of sentence-transformers does
     for the same ranges: `floor((value - low) / step) - 128`, at most 127, with `step = (high - low) / 255`. A value is
-    restored as `low + (number + 128.5) * step`. `ubinary` packs the bits `value > 0`, eight to a byte, the first one
+    restored as `low + (number + 128.5) * step`. `binary` packs the bits `value > 0`, eight to a byte, the first one
     highest.
     """
 
-    kind: OutputType = OutputType.FLOAT32
+    kind: Dtype = Dtype.FLOAT32
     ranges: Vectors | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype("uint8" if self.kind is OutputType.UBINARY else self.kind.value)
+        return np.dtype("uint8" if self.kind is Dtype.BINARY else self.kind.value)
 
     @property
     def has_nan(self) -> bool:
         """Whether a row can say by itself that it is no vector."""
-        return self.kind in (OutputType.FLOAT32, OutputType.FLOAT16)
+        return self.kind in (Dtype.FLOAT32, Dtype.FLOAT16)
 
     def width(self, dim: int) -> int:
         """How many numbers a vector of so many dimensions has."""
-        return (dim + 7) // 8 if self.kind is OutputType.UBINARY else dim
+        return (dim + 7) // 8 if self.kind is Dtype.BINARY else dim
 
     def of(self, vectors: Vectors) -> npt.NDArray[Any]:
         """The numbers of these vectors; OutputError if the ranges are of other dimensions. The row of a failed record
@@ -65,12 +65,12 @@ class Numbers:
         there = ~np.isnan(vectors).any(axis=1)
         numbers = np.zeros((len(vectors), self.width(vectors.shape[1])), self.dtype)
         good = vectors[there]
-        numbers[there] = np.packbits(good > 0, axis=-1) if self.kind is OutputType.UBINARY else self._as_int8(good)
+        numbers[there] = np.packbits(good > 0, axis=-1) if self.kind is Dtype.BINARY else self._as_int8(good)
         return numbers
 
     def fitting(self, chunk: ChunkVectors) -> tuple[ChunkVectors, list[FailedRecord]]:
         """A chunk in which the records whose vectors overflow these numbers have failed, and these records."""
-        if self.kind is not OutputType.FLOAT16:
+        if self.kind is not Dtype.FLOAT16:
             return chunk, []
         overflows = np.flatnonzero((np.abs(chunk.vectors) >= _FLOAT16_OVERFLOWS).any(axis=1)).tolist()
         if not overflows:
@@ -84,11 +84,11 @@ class Numbers:
 
     def restored(self, numbers: npt.NDArray[Any], dim: int) -> Vectors:
         """Vectors of `dim` dimensions near those that :meth:`of` made these numbers of; of them, it makes the same
-        numbers again. Those of float16 are exact, and those of ubinary 1 or -1. Failed records have no numbers here."""
-        if self.kind is OutputType.UBINARY:
+        numbers again. Those of float16 are exact, and those of binary 1 or -1. Failed records have no numbers here."""
+        if self.kind is Dtype.BINARY:
             bits = np.unpackbits(numbers, axis=-1, count=dim)
             return np.where(bits, np.float32(1), np.float32(-1))
-        if self.kind is not OutputType.INT8:
+        if self.kind is not Dtype.INT8:
             return numbers.astype(np.float32, copy=False)
         assert self.ranges is not None
         low, high = self.ranges
@@ -97,15 +97,15 @@ class Numbers:
 
     def facts(self, dim: int) -> dict[str, Any]:
         """What a reader needs to restore vectors, as JSON values; empty for float32."""
-        if self.kind is OutputType.FLOAT32:
+        if self.kind is Dtype.FLOAT32:
             return {}
         ranges = {} if self.ranges is None else {"ranges": self.ranges.tolist()}
-        return {"output_type": self.kind.value, "dimensions": dim, **ranges}
+        return {"dtype": self.kind.value, "dimensions": dim, **ranges}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:
         ranges = facts.get("ranges")
-        kind = OutputType(facts.get("output_type", OutputType.FLOAT32))
+        kind = Dtype(facts.get("dtype", Dtype.FLOAT32))
         return cls(kind, None if ranges is None else np.array(ranges, np.float32))
 
     def _as_int8(self, vectors: Vectors) -> npt.NDArray[np.int8]:
@@ -135,17 +135,17 @@ def load_ranges(path: Path) -> Vectors:
     return _checked_ranges(ranges, str(path))
 
 
-def numbers_of(output_type: str | None, ranges: npt.ArrayLike | None = None) -> Numbers | None:
+def numbers_of(dtype: str | None, ranges: npt.ArrayLike | None = None) -> Numbers | None:
     """How vectors are to be stored, as the library's callers say it; None if they do not. SettingsError: there is no
     such type, the ranges are none, or the type has none."""
     try:
-        kind = OutputType.FLOAT32 if output_type is None else OutputType(output_type)
+        kind = Dtype.FLOAT32 if dtype is None else Dtype(dtype)
     except ValueError:
-        raise SettingsError(f"output_type is {output_type!r}: {', '.join(OutputType)}") from None
+        raise SettingsError(f"dtype is {dtype!r}: {', '.join(Dtype)}") from None
     if ranges is None:
-        return None if output_type is None else Numbers(kind)
-    if kind is not OutputType.INT8:
-        raise SettingsError(f"ranges are for the output_type int8, and not for {kind}")
+        return None if dtype is None else Numbers(kind)
+    if kind is not Dtype.INT8:
+        raise SettingsError(f"ranges are for the dtype int8, and not for {kind}")
     return Numbers(kind, _checked_ranges(np.asarray(ranges), "ranges"))
 
 
@@ -154,13 +154,13 @@ def agreed(wanted: Numbers | None, stored: Numbers, job_id: str, *, restores: bo
     and the vectors may be restored. SettingsError: something else is wanted."""
     if wanted is None:
         return stored
-    if restores and wanted.kind is OutputType.FLOAT32:
-        if stored.kind is OutputType.UBINARY:
-            raise SettingsError(f"job {job_id} was drained as ubinary, and float32 can't be restored from that")
+    if restores and wanted.kind is Dtype.FLOAT32:
+        if stored.kind is Dtype.BINARY:
+            raise SettingsError(f"job {job_id} was drained as binary, and float32 can't be restored from that")
         return wanted
     if wanted.kind is not stored.kind:
         more = ", or choose float32 to have the vectors restored" if restores else ""
-        raise SettingsError(f"job {job_id} was drained as {stored.kind}: omit the output type {wanted.kind}{more}")
+        raise SettingsError(f"job {job_id} was drained as {stored.kind}: omit the dtype {wanted.kind}{more}")
     if wanted.ranges is not None and not np.array_equal(wanted.ranges, [] if stored.ranges is None else stored.ranges):
         raise SettingsError(f"job {job_id} was drained with other ranges: omit the ranges")
     return stored
@@ -182,7 +182,7 @@ def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> tuple[Vectors, int]
     if bounds is None or seen < 2:
         raise OutputError(
             f"{where}: int8 needs the range of each component, and {seen} record has a vector: give a file with "
-            "--ranges, or choose another --output-type"
+            "--ranges, or choose another --dtype"
         )
     return bounds, seen
 

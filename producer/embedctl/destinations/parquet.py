@@ -16,7 +16,7 @@ from embedctl.corpus.digests import NO_DIGEST
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS
 from embedctl.destinations.interface import ABOUT
 from embedctl.destinations.loop import BeginAgain
-from embedctl.destinations.numbers import Numbers, OutputType
+from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors, Vectors
@@ -54,7 +54,7 @@ class ParquetWriter(Writer):
     `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), `tokens` (if the job counts
     them; null if the record failed), `text_sha256` (32 bytes, if it has digests; null for a record without a text), and
     one for each kept field. Unless numbers are float32, the footer's entry `embedctl.vectors` is JSON with
-    `output_type`, `dimensions` and, for int8, `ranges`.
+    `dtype`, `dimensions` and, for int8, `ranges`.
     """
 
     def __init__(self, content: Content, kept: KeptColumns | None = None) -> None:
@@ -145,7 +145,7 @@ class ParquetWriter(Writer):
         repeated = [*_REPEATED, *(name for name, dtype in fields if pa.types.is_string(dtype))]
         # The bytes of the same place of all numbers stand together: the signs and exponents then compress. Of int8,
         # which parquet stores in four bytes, only a dictionary stores one.
-        split = of.numbers.kind is not OutputType.INT8
+        split = of.numbers.kind is not Dtype.INT8
         self._writer = pq.ParquetWriter(
             self._sink,
             self._schema,

@@ -91,7 +91,7 @@ class PartList:
             "fingerprint": fingerprint,
             "precision": status.precision,
             "dim": status.dim,
-            "output_type": numbers.kind.value,
+            "dtype": numbers.kind.value,
             **({} if numbers.ranges is None else {"ranges": numbers.ranges.tolist()}),
             "records": status.records,
             "failed": status.failed,

@@ -11,7 +11,7 @@ import numpy as np
 from embedctl.corpus.column_types import python_rows
 from embedctl.corpus.digests import NO_DIGEST, as_rows
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS, as_plain
-from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
+from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers
 from embedctl.destinations.place import place_of
 from embedctl.destinations.released import refuse_database
 from embedctl.store import Drains, DrainState
@@ -150,7 +150,7 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
         kept=_kept_of(kept) if kept.num_columns else None,
         tokens=None if tokens is None else tokens.fill_null(0).to_numpy().astype(np.int64),  # 0 without a vector
         digests=None if digests is None else as_rows(b"".join(each or NO_DIGEST for each in digests.to_pylist())),
-        stored_as="" if numbers.kind is OutputType.FLOAT32 else numbers.kind.value,
+        stored_as="" if numbers.kind is Dtype.FLOAT32 else numbers.kind.value,
     )
 
 

@@ -10,7 +10,7 @@ from embedctl.destinations.draining import Drain
 from embedctl.destinations.held import Taken
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import BeginAgain, Callbacks, Delivered, RefusedRecord
-from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, agreed, ranges_of
+from embedctl.destinations.numbers import CALIBRATED_ON, FLOAT32, Dtype, Numbers, agreed, ranges_of
 from embedctl.destinations.parquet import KeptColumns
 from embedctl.destinations.part import OpenPart
 from embedctl.destinations.part_list import PartList
@@ -128,7 +128,7 @@ class _Parts(Drain[OpenPart]):
         stored = self._list.numbers()
         if stored is None:
             wanted = wanted or FLOAT32
-            needs_ranges = wanted.kind is OutputType.INT8 and wanted.ranges is None
+            needs_ranges = wanted.kind is Dtype.INT8 and wanted.ranges is None
             return Numbers(wanted.kind, self._ranges()) if needs_ranges else wanted
         return agreed(wanted, stored, self._job_id, restores=False)
 

@@ -16,7 +16,7 @@ from embedctl.corpus.digests import DIGEST_BYTES
 from embedctl.destinations.ids import NAMED, Duplicates, LeftOut, no_id
 from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored
 from embedctl.destinations.loop import Delivered, Refused, RefusedRecord
-from embedctl.destinations.numbers import OutputType, numbers_of
+from embedctl.destinations.numbers import Dtype, numbers_of
 from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.waiting.results import ChunkVectors, Vectors
 from embedctl.waiting.waiter import Waiter
@@ -37,28 +37,28 @@ class Options:
 
     Attributes:
         ids_are_unique: the caller has found the ids to be there and unique, so they are not read beforehand.
-        output_type: float32 or float16; None: float32, but not restored from what is coarser.
+        dtype: float32 or float16; None: float32, but not restored from what is coarser.
     """
 
     duplicates: Duplicates = Duplicates.ERROR
     ids_are_unique: bool = False
-    output_type: OutputType | None = None
+    dtype: Dtype | None = None
 
     def __post_init__(self) -> None:
-        if self.output_type not in (None, OutputType.FLOAT32, OutputType.FLOAT16):
-            raise SettingsError(f"a database takes float32 or float16, not {self.output_type}")
+        if self.dtype not in (None, Dtype.FLOAT32, Dtype.FLOAT16):
+            raise SettingsError(f"a database takes float32 or float16, not {self.dtype}")
 
     @classmethod
-    def of(cls, duplicates: str, output_type: str | None) -> Options:
+    def of(cls, duplicates: str, dtype: str | None) -> Options:
         """Options from the words that users give, or a SettingsError."""
         if duplicates not in list(Duplicates):
             raise SettingsError(f"for a database, duplicates is one of {', '.join(Duplicates)}, not {duplicates!r}")
-        numbers = numbers_of(output_type, None)
-        return cls(Duplicates(duplicates), output_type=None if numbers is None else numbers.kind)
+        numbers = numbers_of(dtype, None)
+        return cls(Duplicates(duplicates), dtype=None if numbers is None else numbers.kind)
 
     @property
-    def dtype(self) -> str:
-        return str(self.output_type or OutputType.FLOAT32)
+    def stored_as(self) -> str:
+        return str(self.dtype or Dtype.FLOAT32)
 
     @property
     def knows_ids(self) -> bool:
@@ -207,7 +207,7 @@ class Rows:
             status = self._waiter.status()
             some: RecordId | None = "" if self._options.positions else next(filter(_is_id, ids), None)
             id_type = "" if some is None else str(IdType.of(some))
-            contract = replace(Contract.of(status, dim, self._options.dtype), ids=id_type)
+            contract = replace(Contract.of(status, dim, self._options.stored_as), ids=id_type)
             self._holds_rows = tried(lambda: self._destination.open(contract))
             positions_for = status.id if self._options.positions else ""
             keeps = bool(status.options.get("keep"))
@@ -293,10 +293,10 @@ def _some(rows: list[T], most: int) -> list[T]:
 def _refuse_coarse(chunk: ChunkVectors, options: Options) -> None:
     """Refuse vectors that a part has stored as something else, unless that is near, or was asked for."""
     stored = chunk.stored_as
-    if stored == OutputType.UBINARY:
-        raise SettingsError("the job was drained as ubinary, and vectors can't be restored from that")
-    if stored == OutputType.INT8 and options.output_type is None:
+    if stored == Dtype.BINARY:
+        raise SettingsError("the job was drained as binary, and vectors can't be restored from that")
+    if stored == Dtype.INT8 and options.dtype is None:
         raise SettingsError(
-            "the job was drained as int8: deliver vectors that are restored from that with --output-type float32 "
-            "(output_type= in Python)"
+            "the job was drained as int8: deliver vectors that are restored from that with --dtype float32 "
+            "(dtype= in Python)"
         )

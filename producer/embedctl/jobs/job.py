@@ -190,7 +190,7 @@ class Job:
         *,
         refused: Callable[[RefusedRecord], None] | None = None,
         duplicates: str = "error",
-        output_type: str | None = None,
+        dtype: str | None = None,
         ranges: Vectors | None = None,
     ) -> Delivered:
         """Write the records where they are to rest as they arrive, until the job has ended.
@@ -217,9 +217,9 @@ class Job:
             refused: called with each record that the destination does not take.
             duplicates: of a table, which record is written if several have the same id: error, first or last; or
                 `position`, which makes each id of the job and the record's position.
-            output_type: how vectors are stored: float32, float16 or, in an array or parquet, int8 or ubinary. None:
+            dtype: how vectors are stored: float32, float16 or, in an array or parquet, int8 or binary. None:
                 that of the parts that are there, else float32. All parts of a job have one type. What reads results
-                from them later restores float32; of ubinary, only the signs.
+                from them later restores float32; of binary, only the signs.
             ranges: of int8, the lowest and the highest value of each component: float, 2 × dimensions. None: those of
                 the parts that are there, else of the job's first 100,000 records, or, in parts, of as many as Redis
                 holds at once.
@@ -254,12 +254,12 @@ class Job:
         if is_database(where):
             if ranges is not None:
                 raise SettingsError("ranges are for files and parts, and not for a database")
-            options = rows.Options.of(duplicates, output_type)
+            options = rows.Options.of(duplicates, dtype)
             table = destination_of(where, self._broker.settings)
             return keyed.deliver(self._waiter, table, options, callbacks)
         if duplicates != "error":
             raise SettingsError(f"duplicates={duplicates!r} is for the URL of a database")
-        numbers = numbers_of(output_type, ranges)
+        numbers = numbers_of(dtype, ranges)
         if is_file(where):
             return fetch(self, followed(Path(where)), callbacks, numbers=numbers)
         from embedctl.destinations.parts import drain

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embedctl.corpus.digests import DIGEST_BYTES, Digests
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.npy import FILES, LINES, beside
-from embedctl.destinations.numbers import Numbers, OutputType
+from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.destinations.unfinished import digest_of, is_begun
 from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests, row_type
 from embedctl_config.errors import OutputError, SettingsError
@@ -65,8 +65,8 @@ class NpyEarlier(Earlier):
             raise OutputError(
                 f"{path} and {beside(path, 'digests')} do not belong together: restore both, or remove them"
             )
-        kinds = {"float32": OutputType.FLOAT32, "float16": OutputType.FLOAT16, "int8": OutputType.INT8}
-        stored = kinds.get(self._array.dtype.name, OutputType.UBINARY)
+        kinds = {"float32": Dtype.FLOAT32, "float16": Dtype.FLOAT16, "int8": Dtype.INT8}
+        stored = kinds.get(self._array.dtype.name, Dtype.BINARY)
         check_numbers(self.name, Numbers(stored), numbers)
         self.rows, self.dim = len(self._array), self._array.shape[1]
 

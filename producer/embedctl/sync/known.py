@@ -15,7 +15,7 @@ import numpy.typing as npt
 from embedctl.corpus.digests import DIGEST_BYTES, Digests
 from embedctl.corpus.runs import NAME, Runs, explained, parts_of, starts_of
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.numbers import FLOAT32, Numbers, OutputType
+from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers
 from embedctl_config.errors import OutputError, SettingsError
 
 #: Rows of :func:`row_type`.
@@ -135,11 +135,11 @@ def no_digests(name: str) -> OutputError:
 def check_numbers(name: str, stored: Numbers, numbers: Numbers | None) -> None:
     """Raise SettingsError unless vectors can be copied as they are."""
     wanted = FLOAT32 if numbers is None else numbers
-    if stored.kind is wanted.kind and stored.kind in (OutputType.FLOAT32, OutputType.FLOAT16):
+    if stored.kind is wanted.kind and stored.kind in (Dtype.FLOAT32, Dtype.FLOAT16):
         return
     raise SettingsError(
         f"{name} stores {stored.kind}, and the new output is to store {wanted.kind}: vectors are copied exactly from "
-        "float32 to float32, and from float16 to float16. Give that --output-type, or remove it to encode everything"
+        "float32 to float32, and from float16 to float16. Give that --dtype, or remove it to encode everything"
     )
 
 

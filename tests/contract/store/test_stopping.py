@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from embedctl.destinations.files import fetch
-from embedctl.destinations.numbers import Numbers, OutputType
+from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
@@ -168,7 +168,7 @@ def test_stopped_in_a_retry_it_keeps_the_first_errors_and_does_not_go_on(broker:
 
 
 def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path) -> None:
-    numbers = Numbers(OutputType.INT8)
+    numbers = Numbers(Dtype.INT8)
     job_id = stopped_job(broker)
     fetch(Job(job_id, broker), tmp_path / "v.npy", numbers=numbers)
     assert np.load(tmp_path / "v.npy").dtype == np.int8

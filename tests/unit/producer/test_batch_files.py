@@ -155,7 +155,7 @@ def test_the_command_may_name_what_the_requests_do_not(tmp_path: Path) -> None:
     (error,) = refusals(tmp_path, a_request(model="n"), model="m")
     assert "'n', and 'm' in --model (EMBEDCTL_MODEL)" in error["message"]
     (error,) = refusals(tmp_path, a_request(dimensions=3), dimensions=4)
-    assert "3, and 4 in --dimensions" in error["message"]
+    assert "3, and 4 in --dims" in error["message"]
 
 
 def test_every_custom_id_is_unique_unless_that_is_not_wanted(tmp_path: Path) -> None:

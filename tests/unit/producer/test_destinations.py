@@ -25,7 +25,7 @@ from embedctl.destinations.formats import check_output
 from embedctl.destinations.ids import Duplicates, LeftOut, decided
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.loop import Delivered, RefusedRecord, ignore, run
-from embedctl.destinations.numbers import OutputType
+from embedctl.destinations.numbers import Dtype
 from embedctl.destinations.place import place_of
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.rows import Options, Rows
@@ -411,7 +411,7 @@ def test_a_vector_that_overflows_its_type_is_refused_by_name() -> None:
     (chunk,) = chunks(["a", "b", "c"])
     chunk.vectors[1] = 70_000.0
     chunk.vectors[2] = np.nan
-    done, refused = delivered(Memory(), Results(chunk), Options(output_type=OutputType.FLOAT16))
+    done, refused = delivered(Memory(), Results(chunk), Options(dtype=Dtype.FLOAT16))
     assert done == Delivered(written=1, refused=2)
     assert [(each.id, each.reason) for each in refused] == [
         ("b", "the vector overflows float16"),

@@ -14,7 +14,7 @@ from embedctl.corpus.digests import DIGEST_BYTES, Digests, as_rows
 from embedctl.destinations import parquet
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.npy import NpyWriter
-from embedctl.destinations.numbers import Numbers, OutputType
+from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
 from embedctl.sync import known
@@ -128,12 +128,12 @@ def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(path: Path) ->
     np.testing.assert_array_equal(earlier.take(digests_of(5, 95))["vector"], VECTORS[[5, 95]])
 
 
-@pytest.mark.parametrize("kind", list(OutputType))
-def test_vectors_are_copied_only_as_they_are_stored(kind: OutputType, path: Path) -> None:
-    ranges = np.stack([VECTORS.min(axis=0), VECTORS.max(axis=0)]) if kind is OutputType.INT8 else None
+@pytest.mark.parametrize("kind", list(Dtype))
+def test_vectors_are_copied_only_as_they_are_stored(kind: Dtype, path: Path) -> None:
+    ranges = np.stack([VECTORS.min(axis=0), VECTORS.max(axis=0)]) if kind is Dtype.INT8 else None
     numbers = Numbers(kind, ranges)
     written(path, numbers)
-    for wanted in (None, Numbers(OutputType.FLOAT16)):
+    for wanted in (None, Numbers(Dtype.FLOAT16)):
         if kind.value == ("float32" if wanted is None else "float16"):
             np.testing.assert_array_equal(open_as(path, wanted).take(digests_of(5, 6))["vector"], VECTORS[[5, 6]])
         else:

@@ -12,7 +12,7 @@ import pytest
 
 from embedctl.destinations.formats import check_output
 from embedctl.destinations.npy import NpyWriter
-from embedctl.destinations.numbers import Numbers, OutputType, agreed, load_ranges, ranges_of
+from embedctl.destinations.numbers import Dtype, Numbers, agreed, load_ranges, ranges_of
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import no_records
@@ -21,28 +21,28 @@ from tests.support.result_chunks import result_chunk, unit_vectors
 
 VECTORS = unit_vectors(60, 20)
 RANGES = np.stack([VECTORS.min(axis=0), VECTORS.max(axis=0)])
-ALL = [Numbers(OutputType.FLOAT16), Numbers(OutputType.INT8, RANGES), Numbers(OutputType.UBINARY)]
+ALL = [Numbers(Dtype.FLOAT16), Numbers(Dtype.INT8, RANGES), Numbers(Dtype.BINARY)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", [Numbers(OutputType.INT8, RANGES), Numbers(OutputType.UBINARY)], ids=str)
+@pytest.mark.parametrize("numbers", [Numbers(Dtype.INT8, RANGES), Numbers(Dtype.BINARY)], ids=str)
 def test_they_are_those_of_sentence_transformers(numbers: Numbers) -> None:
     from sentence_transformers.util.quantization import quantize_embeddings
 
     wider = np.concatenate([VECTORS, VECTORS * 3])  # values beyond the ranges too
-    precision: Any = numbers.kind
+    precision: Any = {Dtype.BINARY: "ubinary"}.get(numbers.kind, numbers.kind)
     expected = np.asarray(quantize_embeddings(wider, precision, ranges=numbers.ranges))
     np.testing.assert_array_equal(numbers.of(wider), expected)
     assert numbers.of(wider).dtype == expected.dtype
 
 
 def test_int8_is_restored_to_half_a_step() -> None:
-    numbers = Numbers(OutputType.INT8, RANGES)
+    numbers = Numbers(Dtype.INT8, RANGES)
     step = (RANGES[1] - RANGES[0]) / 255
     restored = RANGES[0] + (numbers.of(VECTORS).astype(np.float32) + 128.5) * step
     assert (np.abs(restored - VECTORS) <= step * 0.501).all()
     flat = np.ones((2, 3), np.float32)  # a component that has one value
-    assert Numbers(OutputType.INT8, flat).of(flat).tolist() == [[-128] * 3] * 2
+    assert Numbers(Dtype.INT8, flat).of(flat).tolist() == [[-128] * 3] * 2
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
@@ -50,8 +50,8 @@ def test_what_is_restored_gives_the_same_numbers_again(scale: float) -> None:
     vectors = VECTORS * np.float32(scale)
     vectors[:, 3] = 0.25  # a component that has one value
     ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])
-    int8 = Numbers(OutputType.INT8, ranges)
-    for numbers in (Numbers(), Numbers(OutputType.FLOAT16), Numbers(OutputType.UBINARY), int8):
+    int8 = Numbers(Dtype.INT8, ranges)
+    for numbers in (Numbers(), Numbers(Dtype.FLOAT16), Numbers(Dtype.BINARY), int8):
         stored = numbers.of(vectors)
         restored = numbers.restored(stored, 20)
         assert restored.dtype == np.float32
@@ -103,7 +103,7 @@ def test_a_parquet_file_says_how_to_restore_them(numbers: Numbers, tmp_path: Pat
     good = np.array(table["embedding"].drop_null().to_pylist(), numbers.dtype)
     np.testing.assert_array_equal(good, np.delete(numbers.of(VECTORS), 3, 0))
     facts = json.loads(pq.read_metadata(path).metadata[b"embedctl.vectors"])
-    assert (facts["output_type"], facts["dimensions"]) == (numbers.kind, 20)
+    assert (facts["dtype"], facts["dimensions"]) == (numbers.kind, 20)
     if numbers.ranges is not None:
         np.testing.assert_array_equal(np.array(facts["ranges"], np.float32), RANGES)
 
@@ -121,23 +121,23 @@ def test_ranges_are_those_of_the_first_records(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="ranges are of vectors with 20 dimensions, and these have 8"):
-        Numbers(OutputType.INT8, RANGES).of(unit_vectors(2, 8))
+        Numbers(Dtype.INT8, RANGES).of(unit_vectors(2, 8))
     with pytest.raises(SettingsError, match=r"takes float32 alone: name the output \.npy or \.parquet for int8"):
-        check_output(tmp_path / "v.jsonl", numbers=Numbers(OutputType.INT8, RANGES))
+        check_output(tmp_path / "v.jsonl", numbers=Numbers(Dtype.INT8, RANGES))
 
 
 def test_what_overflows_float16_is_an_error_of_its_record_alone() -> None:
     vectors = unit_vectors(4, 2)
     vectors[1, 0], vectors[3, 1] = 65_519, -65_520
     chunk = result_chunk(vectors, first=10, failed=[0])
-    found, refused = Numbers(OutputType.FLOAT16).fitting(chunk)
+    found, refused = Numbers(Dtype.FLOAT16).fitting(chunk)
     assert [(each.position, each.code, each.message) for each in refused] == [
         (13, "non_finite", "the vector overflows float16")
     ]
     assert found.errors == [*chunk.errors, *refused]
-    assert np.isfinite(Numbers(OutputType.FLOAT16).of(found.vectors)).all(axis=1).tolist() == [False, True, True, False]
+    assert np.isfinite(Numbers(Dtype.FLOAT16).of(found.vectors)).all(axis=1).tolist() == [False, True, True, False]
     assert np.isfinite(vectors).all(), "the chunk itself stays as it is"
-    assert Numbers(OutputType.FLOAT32).fitting(chunk) == (chunk, [])
+    assert Numbers(Dtype.FLOAT32).fitting(chunk) == (chunk, [])
 
 
 @pytest.mark.parametrize(
