@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
@@ -20,7 +20,15 @@ from embedctl.corpus.reading import Corpus
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.draining import Move
 from embedctl.destinations.files import fetch
-from embedctl.destinations.formats import FORMATS, check_output, followed, format_of, with_room_for
+from embedctl.destinations.formats import (
+    FORMATS,
+    check_output,
+    followed,
+    format_of,
+    guess_format,
+    refuse_outputs,
+    with_room_for,
+)
 from embedctl.destinations.jsonl import is_stdout
 from embedctl.destinations.keyed import deliver, release
 from embedctl.destinations.loop import Callbacks, Delivered, Refused
@@ -129,8 +137,8 @@ class Destination:
             return True
         return not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
-    def check(self, keep: Sequence[str] = (), *, as_json: bool, is_batch: bool = False) -> None:
-        """Check beforehand that vectors, and these kept fields, can go to the path, if there is one, and that a JSON
+    def check(self, options: SubmitOptions | None = None, *, as_json: bool, is_batch: bool = False) -> None:
+        """Check beforehand that what a job with these options gives can go there, if anything is named, and that a JSON
         value may be printed too. Raises as :func:`check_output`, and click.UsageError if both would be printed."""
         if isinstance(self.path, Place):
             self.path.check()  # first, because the extra s3 has all that its parts need
@@ -142,7 +150,12 @@ class Destination:
                 raise click.UsageError(
                     "--json and --output - both print to standard output: name a file, or omit --json"
                 )
+            keep = () if options is None else options.keep
             check_output(self.path, keep, clobber=self.clobber, numbers=self.numbers, batch=is_batch)
+            if options is not None:
+                refuse_outputs(self.path, guess_format(self.path), options.outputs)
+        elif self.database is not None and options is not None:
+            self.database.table.refuse_outputs(options.outputs)
 
     def check_owner(self, broker: Broker, options: SubmitOptions) -> None:
         """Check, before anything is queued, that what is there is of a job that is made, or gone on with, with these

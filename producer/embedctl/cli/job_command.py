@@ -161,6 +161,12 @@ def _vectors_options(hardware: str) -> Callable[[F], F]:
         option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
         option("--normalize/--no-normalize", default=True, show_default=True, help="Scale vectors to unit length."),
         option(
+            "--vectors",
+            metavar="KINDS",
+            help="What one pass over the text gives: some of dense, sparse and multi, as the model can, such as "
+            "dense,sparse. Default: dense.",
+        ),
+        option(
             "--dims",
             "dimensions",
             type=click.IntRange(1),
@@ -264,7 +270,7 @@ class JobCommand:
                 "--drain is for vectors that go into a folder or a database: omit it, or name one with -o"
             )
         self.sync.check(choice, destination)
-        destination.check(choice.keep, as_json=self.as_json, is_batch=choice.is_batch)
+        destination.check(choice.options, as_json=self.as_json, is_batch=choice.is_batch)
 
     def check_owner(self, broker: Broker) -> None:
         """Check, before anything is queued, what is at the destination; `--sync` of a table does that by itself."""

@@ -11,7 +11,14 @@ from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.answers import Answers, ReadRequests, is_of_batch
-from embedctl.destinations.formats import guess_format, refuse_no_file, refuse_numbers, refuse_to_clobber, writer_of
+from embedctl.destinations.formats import (
+    guess_format,
+    refuse_no_file,
+    refuse_numbers,
+    refuse_outputs,
+    refuse_to_clobber,
+    writer_of,
+)
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, RefusedRecord, Taker, run
@@ -29,6 +36,7 @@ from embedctl_config.errors import (
     OutputError,
     SettingsError,
 )
+from embedctl_config.outputs import asked_by
 
 
 class Readable(Protocol):
@@ -90,6 +98,7 @@ def fetch(
         numbers = agreed(numbers, stored, job.id, restores=True)
     numbers = numbers or FLOAT32
     refuse_numbers(path, chosen, numbers, stored)
+    refuse_outputs(path, chosen, asked_by(job.status().options))
     if is_stdout(path) and chosen not in ("jsonl", BATCH_FORMAT):
         raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
     with _kept_from_others(path):

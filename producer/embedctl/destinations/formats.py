@@ -15,6 +15,7 @@ from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers
 from embedctl.destinations.unfinished import check_folder
 from embedctl.destinations.writer import Content, Writer
 from embedctl_config.errors import SettingsError, UnusableOutput
+from embedctl_config.outputs import PLAIN, Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,18 @@ class FileFormat:
     kept_fields: bool = False
     digests: bool = False
     other_numbers: bool = False
+    outputs: Sequence[Output] = PLAIN
 
 
 FORMATS = {
     "npy": FileFormat("embedctl.destinations.npy:NpyWriter", digests=True, other_numbers=True),
-    "jsonl": FileFormat("embedctl.destinations.jsonl:JsonlWriter", kept_fields=True),
+    "jsonl": FileFormat("embedctl.destinations.jsonl:JsonlWriter", kept_fields=True, outputs=tuple(Output)),
     "parquet": FileFormat(
-        "embedctl.destinations.parquet:ParquetWriter", kept_fields=True, digests=True, other_numbers=True
+        "embedctl.destinations.parquet:ParquetWriter",
+        kept_fields=True,
+        digests=True,
+        other_numbers=True,
+        outputs=tuple(Output),
     ),
 }
 
@@ -95,6 +101,14 @@ def with_room_for(what: str) -> str:
 def writer_of(file_format: str) -> Callable[[Content], Writer]:
     writer: Callable[[Content], Writer] = resolve_name(FORMATS[file_format].writer)
     return writer
+
+
+def refuse_outputs(path: Path, file_format: str, asked: Sequence[Output]) -> None:
+    """Raise SettingsError unless a file of this format can hold these vectors."""
+    there = FORMATS[file_format].outputs if file_format in FORMATS else PLAIN  # answers to a batch file
+    if lacking := [output for output in asked if output not in there]:
+        others = [f".{name}" for name, each in FORMATS.items() if set(asked) <= set(each.outputs)]
+        raise SettingsError(f"{path} can't hold {lacking[0]} vectors: name the output {' or '.join(others)}")
 
 
 def refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:

@@ -34,7 +34,7 @@ class Taken:
     @property
     def weight(self) -> int:
         """About how many bytes it adds to a file."""
-        return max(self.size, self.vectors.vectors.nbytes)
+        return max(self.size, self.vectors.nbytes)
 
 
 class Held:

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.store import JobSpec, JobStatus
-from embedctl_config.errors import OtherContract, OutputError
+from embedctl_config.errors import OtherContract, OutputError, SettingsError
 from embedctl_config.fingerprint import deciding, job_fingerprint
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_config.record_ids import TEXT, IdType, RecordId, as_text
 
 T = TypeVar("T")
@@ -189,6 +190,8 @@ class Destination(ABC):
     #: A batch has about so many records, and no more than about so many bytes of vectors, ids and kept fields.
     batch_records: int = 5_000
     batch_bytes: int = 128 * 1024 * 1024
+    #: The outputs that it can hold.
+    outputs: Sequence[Output] = PLAIN
     #: The type of the ids there, once it is open.
     id_type: IdType = TEXT
 
@@ -211,6 +214,14 @@ class Destination(ABC):
     def refuses(self, label: RecordId) -> str:
         """Why no row can have such an id, as far as that is known beforehand; empty if one can."""
         return ""
+
+    def refuse_outputs(self, asked: Sequence[Output]) -> None:
+        """Raise SettingsError unless it can hold these vectors."""
+        if lacking := [output for output in asked if output not in self.outputs]:
+            raise SettingsError(
+                f"{self.name} can't hold {lacking[0]} vectors as embedctl writes it: name another destination with -o, "
+                "such as a .parquet file"
+            )
 
     def take_ids(self, found: IdType, contract: Contract) -> None:
         """Take note of the type of the ids there. Text holds ids of any type, and that is said."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from embedctl.destinations.unfinished import LineFile, json_line
 from embedctl.destinations.writer import Content, Writer
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, OutputError
+from embedctl_config.outputs import Output
 from embedctl_config.record_ids import to_json
 
 
@@ -37,7 +38,8 @@ def errors_beside(path: Path) -> Path:
 
 
 def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
-    """A line for each record: `{"position", "id", "embedding"}`, or `{"position", "id", "error": {"code", "message"}}`
+    """A line for each record: `{"position", "id", "embedding"}`, with `sparse` (`{"indices", "values"}`) and `multi` (a
+    list of vectors) if the job asks for them, or `{"position", "id", "error": {"code", "message"}}`
     for a failed one.
 
     The record's kept fields, under their own names, follow its id. A truncated record also has
@@ -48,7 +50,7 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
 
     errors = {error.position: error for error in chunk.errors}
     cuts = {cut.position: cut for cut in chunk.truncations}
-    vectors = np.ascontiguousarray(chunk.vectors)
+    columns = _columns(chunk)
     tokens = None if chunk.tokens is None else chunk.tokens.tolist()
     for row, (position, label) in enumerate(zip(chunk.positions.tolist(), chunk.ids, strict=True)):
         head: dict[str, object] = {"position": position, "id": to_json(label)}
@@ -62,8 +64,25 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
         else:
             if tokens is not None:
                 head.setdefault(TOKENS, tokens[row])
-            numbers = orjson.dumps(vectors[row], option=orjson.OPT_SERIALIZE_NUMPY)
-            yield json_line(head)[:-1] + b',"embedding":' + numbers + b"}"
+            found = {name: of(row) for name, of in columns.items()}
+            yield json_line(head)[:-1] + b"," + orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)[1:]
+
+
+def _columns(chunk: ChunkVectors) -> dict[str, Callable[[int], object]]:
+    """The vectors of a row, by the names that they have in a line."""
+    columns: dict[str, Callable[[int], object]] = {}
+    if chunk.vectors.shape[1]:
+        columns["embedding"] = np.ascontiguousarray(chunk.vectors).__getitem__
+    if (sparse := chunk.sparse) is not None:
+        at = sparse.starts.tolist()
+        columns[Output.SPARSE.value] = lambda row: {
+            "indices": sparse.indices[at[row] : at[row + 1]],
+            "values": sparse.weights[at[row] : at[row + 1]],
+        }
+    if (multi := chunk.multi) is not None:
+        bounds = multi.starts.tolist()
+        columns[Output.MULTI.value] = lambda row: multi.vectors[bounds[row] : bounds[row + 1]]
+    return columns
 
 
 class JsonlWriter(Writer):

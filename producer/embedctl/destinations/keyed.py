@@ -22,6 +22,7 @@ from embedctl.store.drains import batch_name
 from embedctl.waiting.results import ChunkVectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import JobDrained, JobError, OutputError, SettingsError
+from embedctl_config.outputs import asked_by
 from embedctl_config.record_ids import tagged
 
 #: Rows of released batches that a table must still hold when a delivery goes on.
@@ -34,6 +35,7 @@ def deliver(waiter: Waiter, destination: Destination, options: Options, callback
     status = waiter.status()
     if is_of_batch(status):
         raise SettingsError(f"job {status.id} was made of a batch file: it is answered in a .jsonl, which -o names")
+    destination.refuse_outputs(asked_by(status.options))
     if is_released(waiter, status, destination, options):
         return release(waiter, destination, options, callbacks)
     refuse_database(waiter.broker.drains, status.id, waiter.broker.drains.state(status.id))

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from embedctl.corpus.column_types import parsed, restore_of
 from embedctl.corpus.digests import NO_DIGEST
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS
 from embedctl.destinations.interface import ABOUT
 from embedctl.destinations.loop import BeginAgain
-from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.destinations.unfinished import part_of, publish
 from embedctl.destinations.writer import Content, Writer
-from embedctl.waiting.results import ChunkVectors, Vectors
+from embedctl.waiting.results import ChunkVectors, no_records
 from embedctl_config.errors import MissingExtra
 from embedctl_config.record_ids import TEXT, IdType, RecordId
 
@@ -28,17 +28,16 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.destinations.columns import arrow_type, column_of
+    from embedctl.destinations.vector_columns import encodings, fields_of, vector_columns
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
-__all__ = ["FACTS", "KeptColumns", "ParquetWriter", "pa", "pq", "vectors_in"]
+__all__ = ["FACTS", "KeptColumns", "ParquetWriter", "pa", "pq"]
 
 #: A row group ends with the chunk that fills one of these; until then, its rows are in memory.
 ROWS, BYTES = 50_000, 64 * 1024 * 1024
 #: The footer's entry about the numbers.
 FACTS = "embedctl.vectors"
-#: The path of the vectors' numbers in the file's schema.
-_NUMBERS = "embedding.list.element"
 #: Texts that may repeat. A dictionary of anything else only makes the file larger and its writing slower.
 _REPEATED = ("id", "error_code", "error_message")
 #: The whole numbers between this and its negative are exact as float64.
@@ -50,7 +49,8 @@ class ParquetWriter(Writer):
     """Writes row groups of several chunks. The columns of kept fields are `kept`, whose types only become wider, also
     from one file to the next; None for those of this file alone.
 
-    The columns are `position`, `id`, `embedding` (a fixed-size list of numbers; null if the record failed),
+    The columns are `position`, `id`, `embedding` (a fixed-size list of numbers; null if the record failed), `sparse` (a
+    list of `index` and `value`) and `multi` (a list of fixed-size lists), each if the job asks for these vectors,
     `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), `tokens` (if the job counts
     them; null if the record failed), `text_sha256` (32 bytes, if it has digests; null for a record without a text), and
     one for each kept field. Unless numbers are float32, the footer's entry `embedctl.vectors` is JSON with
@@ -78,7 +78,7 @@ class ParquetWriter(Writer):
             self.discard()
             raise BeginAgain
         if self._sink is None:
-            self._begin(chunk.vectors.shape[1])
+            self._begin(chunk)
         try:
             table = self._table(chunk)
         except OtherType as error:  # than that of the corpus
@@ -100,7 +100,7 @@ class ParquetWriter(Writer):
         """Write what is left, and the footer, with these entries too; the file is not synced, and keeps its temporary
         name."""
         if self._sink is None:
-            self._begin(0)
+            self._begin(no_records(0))
         if self._content.about is not None:
             entries[ABOUT] = self._content.about().text
         self._writer.add_key_value_metadata({**self._metadata, **entries})
@@ -121,15 +121,16 @@ class ParquetWriter(Writer):
         super().discard()
         self._sink = None
 
-    def _begin(self, dim: int) -> None:
+    def _begin(self, chunk: ChunkVectors) -> None:
         of, fields = self._content, self._kept.fields()
-        facts = of.numbers.facts(dim)
+        vectors = vector_columns(chunk, of.numbers, _failed(chunk))
+        facts = of.numbers.facts(chunk.vectors.shape[1])
         self._metadata = {FACTS: json.dumps(facts, separators=(",", ":"))} if facts else {}
         self._schema = pa.schema(
             [
                 ("position", pa.int64()),
                 ("id", self._kept.id_type(self._ids or TEXT)),
-                ("embedding", pa.list_(pa.from_numpy_dtype(of.numbers.dtype), of.numbers.width(dim))),
+                *fields_of(vectors, chunk),
                 ("error_code", pa.string()),
                 ("error_message", pa.string()),
                 ("tokens_used", pa.int32()),
@@ -143,15 +144,13 @@ class ParquetWriter(Writer):
         file.unlink(missing_ok=True)  # it might be a link to another file
         self._sink = pa.OSFile(os.fsencode(file), "wb")
         repeated = [*_REPEATED, *(name for name, dtype in fields if pa.types.is_string(dtype))]
-        # The bytes of the same place of all numbers stand together: the signs and exponents then compress. Of int8,
-        # which parquet stores in four bytes, only a dictionary stores one.
-        split = of.numbers.kind is not Dtype.INT8
+        coarse, split = encodings(list(vectors), of.numbers)
         self._writer = pq.ParquetWriter(
             self._sink,
             self._schema,
             compression="zstd",
-            use_dictionary=repeated if split else [*repeated, _NUMBERS],
-            column_encoding={_NUMBERS: "BYTE_STREAM_SPLIT"} if split else None,
+            use_dictionary=[*repeated, *coarse],
+            column_encoding=split or None,
             write_page_index=True,
             write_page_checksum=of.about is not None,  # its vectors will be copied
         )
@@ -160,14 +159,11 @@ class ParquetWriter(Writer):
         errors = {error.position: error for error in chunk.errors}
         cuts = {cut.position: cut for cut in chunk.truncations}
         at = chunk.positions.tolist()
-        failed = np.array([position in errors for position in at], bool)
-        numbers = self._content.numbers.of(chunk.vectors)
+        failed = _failed(chunk)
         columns = [
             pa.array(at, pa.int64()),
             self._kept.ids(chunk.ids, self._ids or TEXT),
-            pa.FixedSizeListArray.from_arrays(
-                pa.array(np.ascontiguousarray(numbers).reshape(-1)), numbers.shape[1], mask=pa.array(failed)
-            ),
+            *vector_columns(chunk, self._content.numbers, failed).values(),
             pa.array([errors[p].code.value if p in errors else None for p in at], pa.string()),
             pa.array([errors[p].message if p in errors else None for p in at], pa.string()),
             pa.array([cuts[p].used if p in cuts else None for p in at], pa.int32()),
@@ -184,15 +180,9 @@ class ParquetWriter(Writer):
         self._tables, self._rows, self._bytes = [], 0, 0
 
 
-def vectors_in(table: Any, numbers: Numbers, dim: int) -> Vectors:
-    """The vectors of a table's rows, of `dim` dimensions, restored; a failed record's row is NaN, because its slot
-    holds anything."""
-    embedding = table.column("embedding").combine_chunks()
-    vectors = np.full((len(table), dim), np.nan, np.float32)
-    valid = embedding.is_valid().to_numpy(zero_copy_only=False)
-    stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, embedding.type.list_size)
-    vectors[valid] = numbers.restored(stored, dim)
-    return vectors
+def _failed(chunk: ChunkVectors) -> npt.NDArray[np.bool_]:
+    failed: npt.NDArray[np.bool_] = np.isin(chunk.positions, [error.position for error in chunk.errors])
+    return failed
 
 
 def _tokens(chunk: ChunkVectors, failed: Any) -> Any:

@@ -21,13 +21,13 @@ from embedctl_config.errors import JobDrained, MissingExtra
 from embedctl_config.wire import ErrorCode
 
 try:
-    from embedctl.destinations.parquet import pq, vectors_in
+    from embedctl.destinations.parquet import pq
     from embedctl.destinations.part import footer_of, rows_of_chunks
+    from embedctl.destinations.vector_columns import EMBEDDING, dense_in, multi_in, other_vectors, sparse_in
 except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
 
-_VECTORS = "embedding"
-_OWN = ("position", "id", _VECTORS, "error_code", "error_message", "tokens_used", "tokens_lost")
+_OWN = ("position", "id", "error_code", "error_message", "tokens_used", "tokens_lost")
 
 
 def numbers_of_parts(drains: Drains, job_id: str) -> Numbers:
@@ -128,13 +128,15 @@ class _OpenPart:
 def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> ChunkVectors:
     tokens, digests = _column(table, TOKENS, "uint32"), _column(table, TEXT_SHA256, "fixed_size_binary[32]")
     told = [name for name, column in ((TOKENS, tokens), (TEXT_SHA256, digests)) if column is not None]
-    kept = table.drop_columns([*_OWN, *told])
-    positions, ids, codes, messages, used, lost = (table.column(name).to_pylist() for name in _OWN if name != _VECTORS)
-    dim = footer["vectors"].get("dimensions", table.schema.field(_VECTORS).type.list_size)
+    vectors = [*([EMBEDDING] if EMBEDDING in table.column_names else []), *other_vectors(table.schema)]
+    kept = table.drop_columns([*_OWN, *vectors, *told])
+    positions, ids, codes, messages, used, lost = (table.column(name).to_pylist() for name in _OWN)
     return ChunkVectors(
         positions=np.asarray(positions, np.int64),
         ids=ids,
-        vectors=vectors_in(table, numbers, dim),
+        vectors=dense_in(table, numbers, footer["vectors"].get("dimensions")),
+        sparse=sparse_in(table),
+        multi=multi_in(table),
         errors=[
             FailedRecord(positions[row], ids[row], ErrorCode(code), messages[row] or "")
             for row, code in enumerate(codes)

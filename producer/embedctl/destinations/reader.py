@@ -20,8 +20,9 @@ from embedctl.store import JobState, JobStatus
 from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, no_records, overlaid
 from embedctl.waiting.waiter import Progress, Waiter, ended_by_budget, lost_chunks, refuse_cancelled
 from embedctl_config import wire
-from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
+from embedctl_config.errors import JobFailed, JobLost, JobUnfinished, SettingsError
 from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.outputs import Output, asked_by
 from embedctl_config.wire import ChunkResult
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class ResultReader:
         """The status of an ended job, and an array for its vectors: float32, records × dimensions, filled with NaN.
         Raises as :meth:`ended_status`."""
         status = self.ended_status()
+        if Output.DENSE not in asked_by(status.options):
+            raise SettingsError(f"job {status.id} has no dense vectors: read them with sparse() or multi()")
         return status, np.full((status.records, status.dim or 0), np.nan, np.float32)
 
     def fill(self, status: JobStatus, vectors: Vectors, start: int = 0) -> Iterator[None]:
@@ -240,7 +243,9 @@ class ResultReader:
 
             self._drained = DrainedChunks(self._broker.drains, self._job_id, place)
         found = self._drained.chunk(index)
-        return found if whole or found is None else dataclasses.replace(found, vectors=found.vectors[:, :0])
+        if whole or found is None:
+            return found
+        return dataclasses.replace(found, vectors=found.vectors[:, :0], sparse=None, multi=None)
 
 
 class _NotThere(Exception):

@@ -29,7 +29,15 @@ from embedctl.queueing.listening import in_own_thread, in_shared_thread
 from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.store import JobStatus
 from embedctl.store.scripts import ScriptCall
-from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
+from embedctl.waiting.results import (
+    ChunkVectors,
+    FailedRecord,
+    MultiRecord,
+    SparseRecord,
+    Vectors,
+    multi_records,
+    sparse_records,
+)
 from embedctl.waiting.submission import SubmitProgress
 from embedctl.waiting.waiter import Progress, Relay
 from embedctl_config.errors import JobNotFound
@@ -234,6 +242,18 @@ class AsyncJob:
         async for _ in self._each(lambda at, _: self._reader.fill(status, vectors, at), Relay()):
             pass
         return vectors
+
+    async def sparse(self) -> AsyncIterator[SparseRecord]:
+        """See :meth:`Job.sparse`."""
+        async for chunk in self.iter_results():
+            for record in sparse_records(chunk):
+                yield record
+
+    async def multi(self) -> AsyncIterator[MultiRecord]:
+        """See :meth:`Job.multi`."""
+        async for chunk in self.iter_results():
+            for record in multi_records(chunk):
+                yield record
 
     async def iter_errors(self, *, chunks: int | None = None) -> AsyncIterator[FailedRecord]:
         """See :meth:`Job.iter_errors`."""

@@ -16,7 +16,7 @@ from embedctl.corpus.records import Record, RecordLike
 from embedctl.corpus.rows import Rows, records_of
 from embedctl.corpus.template import parse_template
 from embedctl.jobs.job import Job
-from embedctl.jobs.offered import check_against_workers
+from embedctl.jobs.offered import check_against_workers, most_chunk_bytes
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import ReadAhead
@@ -313,7 +313,7 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         model,
         hardware,
         precision,
-        held_options(values, settings.chunk_bytes),
+        held_options(values, most_chunk_bytes(broker, options, model, hardware)),
         ttl,
         options.idempotency_key,
         options.max_errors,

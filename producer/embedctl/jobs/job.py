@@ -12,7 +12,15 @@ from embedctl.jobs.retry import retry_failed
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
-from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
+from embedctl.waiting.results import (
+    ChunkVectors,
+    FailedRecord,
+    MultiRecord,
+    SparseRecord,
+    Vectors,
+    multi_records,
+    sparse_records,
+)
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import BrokerRefused, JobDamaged, SettingsError
 from embedctl_config.loading import load_settings
@@ -282,6 +290,7 @@ class Job:
         not encoded because the job was stopped, is NaN.
 
         Raises:
+            SettingsError: the job was submitted without dense vectors.
             JobUnfinished: the job has not ended.
             JobFailed: every record failed, or the job's error budget ended it before it was done.
             JobCancelled, JobLost: as for :meth:`iter_results`.
@@ -290,6 +299,22 @@ class Job:
         for _ in self._reader.fill(status, vectors):
             pass
         return vectors
+
+    def sparse(self) -> Iterator[SparseRecord]:
+        """The sparse vector of each record that has one, in input order, as soon as it is there; holds one chunk at a
+        time. `scipy.sparse.csr_array` and databases take indices and weights as they are.
+
+        Raises:
+            SettingsError: the job was submitted without sparse vectors.
+            JobCancelled, JobFailed, JobLost, JobStalled: as for :meth:`iter_results`.
+        """
+        for chunk in self.iter_results():
+            yield from sparse_records(chunk)
+
+    def multi(self) -> Iterator[MultiRecord]:
+        """As :meth:`sparse`, of multi-vectors: one vector for each token."""
+        for chunk in self.iter_results():
+            yield from multi_records(chunk)
 
     def iter_errors(self, *, chunks: int | None = None) -> Iterator[FailedRecord]:
         """The records of an ended job that have no vector, in input order; holds one chunk at a time. With `chunks`,

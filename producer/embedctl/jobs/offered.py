@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from embedctl.jobs.options import SubmitOptions, is_whole
 from embedctl.queueing.broker import Broker
+from embedctl.store.workers import Offer
 from embedctl_config.errors import SettingsError
 from embedctl_config.model_names import unknown_prompt
+from embedctl_config.outputs import Output, not_given
 
 #: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
 MAX_VECTOR_BYTES = 448 * 1024 * 1024
 #: The vectors of a chunk of at most this many records are always smaller than that.
 _SMALL_CHUNK = 1024
+#: The width of multi-vectors where no live worker tells it: that of the widest models.
+_MULTI_WIDTH = 1024
 #: Most dimensions that a job may ask for: several times those of any model.
 MAX_DIMENSIONS = 65_536
 
@@ -21,10 +25,12 @@ def check_against_workers(broker: Broker, options: SubmitOptions, model: str, ha
     name, dimensions, chunk_size = options.prompt_name, options.dimensions, options.chunk_size or 0
     if dimensions is not None and not (is_whole(dimensions) and 1 <= dimensions <= MAX_DIMENSIONS):
         raise SettingsError(f"dimensions {dimensions!r} is not a whole number between 1 and {MAX_DIMENSIONS}")
-    if name is None and dimensions is None and chunk_size <= _SMALL_CHUNK:
+    if name is None and dimensions is None and options.vectors is None and chunk_size <= _SMALL_CHUNK:
         return
-    served = [offer for offered, offer in broker.workers.offers().items() if offered[:2] == (hardware, model)]
+    served = _served(broker, model, hardware)
     for offer in served:
+        if why := not_given(options.outputs, offer.outputs, model):
+            raise SettingsError(why)
         if name is not None and offer.prompts is not None and name not in offer.prompts:
             raise SettingsError(f"prompt_name {name!r}: {unknown_prompt(model, offer.prompts)}")
         if dimensions is not None and dimensions > offer.dim:
@@ -35,3 +41,16 @@ def check_against_workers(broker: Broker, options: SubmitOptions, model: str, ha
             f"chunk_size {chunk_size}: the vectors of a chunk, of {dim} dimensions each, would not fit into one value "
             f"of Redis. With this model, the largest chunk_size is {MAX_VECTOR_BYTES // (dim * 4)}"
         )
+
+
+def most_chunk_bytes(broker: Broker, options: SubmitOptions, model: str, hardware: str) -> int:
+    """The most text of a chunk (bytes): the setting, and so little that multi-vectors fit into one value of Redis even
+    if each byte is a token."""
+    if Output.MULTI not in options.outputs:
+        return broker.settings.chunk_bytes
+    width = max((offer.multi_width for offer in _served(broker, model, hardware)), default=0) or _MULTI_WIDTH
+    return min(broker.settings.chunk_bytes, MAX_VECTOR_BYTES // (4 * width))
+
+
+def _served(broker: Broker, model: str, hardware: str) -> list[Offer]:
+    return [offer for offered, offer in broker.workers.offers().items() if offered[:2] == (hardware, model)]

@@ -11,6 +11,7 @@ from embedctl.corpus.pieces import PIECE_FIELDS
 from embedctl.corpus.records import kind_of
 from embedctl_config import tenants
 from embedctl_config.errors import SettingsError
+from embedctl_config.outputs import PLAIN, Output, outputs_of
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, check_model_name, suggestion
 
 #: The longest prompt (bytes). It is put before each text, and all models take far less.
@@ -45,6 +46,8 @@ class JobOptions(TypedDict, total=False):
         normalize: make every vector of unit length; the default.
         dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
             None.
+        vectors: what one pass over the text gives, "dense" if None, of "dense", "sparse" and "multi", as the model can;
+            such as ("dense", "sparse"), or "dense,sparse".
         chunk_size: most records in a chunk. A chunk has fewer if they are about two seconds' work, or if each live
             worker can so have a part of the job.
         ttl: seconds to keep the job after its end. Before, it is kept for at least 7 days after its last progress.
@@ -74,6 +77,7 @@ class JobOptions(TypedDict, total=False):
     long: Long
     normalize: bool
     dimensions: int | None
+    vectors: str | Sequence[str] | None
     chunk_size: int | None
     ttl: float | None
     idempotency_key: str | None
@@ -153,10 +157,15 @@ class SubmitOptions:
         """The fields to keep that are the corpus's own."""
         return [name for name in self.keep if not (self.splits and name in PIECE_FIELDS)]
 
+    @property
+    def outputs(self) -> Sequence[Output]:
+        return PLAIN if self.vectors is None else outputs_of(self.vectors)
+
     def __post_init__(self) -> None:
         self._check_names()
         self._check_texts()
         self._check_numbers()
+        self._check_vectors()
         for name, option, what in (
             (TOKENS, self.count_tokens and "count_tokens", "number of tokens"),
             (TEXT_SHA256, self.digests and "digests", "digest of a text"),
@@ -191,6 +200,22 @@ class SubmitOptions:
             )
         if self.idempotency_key is not None and self.resume is not None:
             raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
+
+    def _check_vectors(self) -> None:
+        given = self.vectors
+        if given is not None and not isinstance(given, str | list | tuple):
+            raise SettingsError(f"vectors is {kind_of(given)}, and not a list such as dense,sparse")
+        if self.outputs == PLAIN:
+            object.__setattr__(self, "vectors", None)  # one form, because jobs are compared
+            return
+        object.__setattr__(self, "vectors", [str(each) for each in self.outputs])
+        wrong = {"dimensions": self.dimensions is not None, "long mean": self.long == "mean"}
+        if whats := [what for what, is_given in wrong.items() if is_given]:
+            raise SettingsError(f"{whats[0]} is for dense vectors alone: leave it out, or leave out vectors")
+        if self.batch_file:
+            raise SettingsError("the answers to a batch file hold dense vectors alone: leave out vectors")
+        if taken := sorted(set(self.keep).intersection(self.outputs)):
+            raise SettingsError(f"keep: {taken[0]!r} is what output files call these vectors: rename the field")
 
     def _check_numbers(self) -> None:
         size, ttl = self.chunk_size, self.ttl

@@ -16,6 +16,7 @@ from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, writt
 from embedctl.store.starting import StartingWorkers
 from embedctl.store.status import JobStatus
 from embedctl_config import keys
+from embedctl_config.outputs import PLAIN, Output
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Offer:
         max_tokens: the longest text that one of them encodes whole; 0 if none says so.
         prompts: the names of the prompts that each of them has; None if one does not say.
         fingerprints: of the models that they serve.
+        outputs: what each of them gives of a text (:class:`~embedctl_config.outputs.Output`).
+        multi_width: the dimensions of each vector of a multi-vector; 0 if none gives one.
     """
 
     tokens_per_s: float
@@ -70,6 +73,8 @@ class Offer:
     max_tokens: int = 0
     prompts: frozenset[str] | None = None
     fingerprints: frozenset[str] = frozenset()
+    outputs: Sequence[str] = PLAIN
+    multi_width: int = 0
 
 
 #: Hardware class, model, precision.
@@ -286,6 +291,8 @@ def _combined(serving: Sequence[ServedModel]) -> Offer:
         max_tokens=max(served.max_tokens for served in serving),
         prompts=_common([served.prompts for served in serving]),
         fingerprints=frozenset(served.fingerprint for served in serving),
+        outputs=[output for output in Output if all(output in served.outputs for served in serving)],
+        multi_width=max(served.multi_width for served in serving),
     )
 
 

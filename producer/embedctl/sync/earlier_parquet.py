@@ -14,7 +14,8 @@ from embedctl.corpus.digests import NO_DIGEST, Digests, as_rows
 from embedctl.corpus.kept import TEXT_SHA256
 from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.numbers import FLOAT32, Numbers
-from embedctl.destinations.parquet import FACTS, pa, pq, vectors_in
+from embedctl.destinations.parquet import FACTS, pa, pq
+from embedctl.destinations.vector_columns import dense_in
 from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests, row_type, scratch
 from embedctl_config.errors import OutputError
 
@@ -99,7 +100,7 @@ class ParquetEarlier(Earlier):
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(error) from error
         rows = np.empty(len(table), row_type(self.dim))
-        rows["vector"] = vectors_in(table, self._numbers, self.dim)
+        rows["vector"] = dense_in(table, self._numbers, self.dim)
         rows["digest"] = as_rows(b"".join(digest or NO_DIGEST for digest in table.column(TEXT_SHA256).to_pylist()))
         used, lost = (table.column(name).to_pylist() for name in columns[1:3])
         rows["cut"] = [(each or 0, other or 0) for each, other in zip(used, lost, strict=True)]

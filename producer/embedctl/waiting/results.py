@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embedctl.corpus.digests import Digests, taken_out
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
+from embedctl_config.errors import SettingsError
+from embedctl_config.outputs import Output
 from embedctl_config.record_ids import RecordId
 from embedctl_config.wire import ChunkResult, ErrorCode
 
@@ -46,7 +49,7 @@ class ChunkVectors:
     Attributes:
         positions: int64, ascending.
         ids: each of the type that it had in the corpus, and None for a record without one.
-        vectors: float32, records × dimensions.
+        vectors: float32, records × dimensions; of 0 dimensions if the job asks for no dense vectors.
         precision: what the vectors promise, such as `fp32`.
         bounds: the bounds that the worker's class sets in place of the precision's, in words; empty if it sets none.
         kept: each record's kept fields, by name; None, or all empty, if the job keeps none.
@@ -54,6 +57,7 @@ class ChunkVectors:
             if the job does not count them.
         digests: uint8, records × 32, the SHA-256 of each text in UTF-8; zeros for a record without a text. None if the
             job has no digests.
+        sparse, multi: the sparse vectors and the multi-vectors, a row for each record; None if the job asks for none.
         stored_as: how a part of a drained job stores the vectors, such as `int8`. They are restored from that, and so
             only near those that were computed. Empty if they are those.
     """
@@ -69,6 +73,62 @@ class ChunkVectors:
     tokens: npt.NDArray[np.int64] | None = None
     stored_as: str = ""
     digests: Digests | None = None
+    sparse: SparseVectors | None = None
+    multi: MultiVectors | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all vectors."""
+        return self.vectors.nbytes + sum(each.nbytes for each in (self.sparse, self.multi) if each is not None)
+
+
+class SparseRecord(NamedTuple):
+    """A record's sparse vector: indices in the vocabulary, ascending (uint32), and their weights (float32)."""
+
+    position: int
+    id: RecordId | None
+    indices: npt.NDArray[np.uint32]
+    weights: npt.NDArray[np.float32]
+
+
+class MultiRecord(NamedTuple):
+    """A record's multi-vector: float32, tokens × dimensions."""
+
+    position: int
+    id: RecordId | None
+    vectors: npt.NDArray[np.float32]
+
+
+def sparse_records(chunk: ChunkVectors) -> Iterator[SparseRecord]:
+    """The records of a chunk that have a vector; SettingsError: its job has no sparse vectors."""
+    rows = chunk.sparse
+    if rows is None:
+        return _refuse_lacking(chunk, Output.SPARSE)
+    return (
+        SparseRecord(position, label, rows.indices[first:end], rows.weights[first:end])
+        for position, label, first, end in _good(chunk, rows)
+    )
+
+
+def multi_records(chunk: ChunkVectors) -> Iterator[MultiRecord]:
+    """As :func:`sparse_records`, of multi-vectors."""
+    rows = chunk.multi
+    if rows is None:
+        return _refuse_lacking(chunk, Output.MULTI)
+    return (MultiRecord(position, label, rows.vectors[a:b]) for position, label, a, b in _good(chunk, rows))
+
+
+def _refuse_lacking(chunk: ChunkVectors, output: Output) -> Iterator[Any]:
+    if len(chunk.positions):  # of a stopped job, some chunks have no records
+        raise SettingsError(f"the job has no {output} vectors: submit its corpus with --vectors {output} (vectors=)")
+    return iter(())
+
+
+def _good(chunk: ChunkVectors, rows: SparseVectors | MultiVectors) -> Iterator[tuple[int, RecordId | None, int, int]]:
+    failed, starts = {error.position for error in chunk.errors}, rows.starts.tolist()
+    for row, position in enumerate(chunk.positions.tolist()):
+        if position not in failed:
+            yield position, chunk.ids[row], starts[row], starts[row + 1]
 
 
 def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
@@ -83,6 +143,8 @@ def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
     return dataclasses.replace(
         chunk,
         vectors=vectors,
+        sparse=None if chunk.sparse is None else chunk.sparse.with_rows(rows, later.sparse),
+        multi=None if chunk.multi is None else chunk.multi.with_rows(rows, later.multi),
         tokens=tokens,
         errors=sorted(
             [*(each for each in chunk.errors if each.position not in replaced), *later.errors],
@@ -124,4 +186,6 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         kept=kept,
         tokens=None if result.tokens is None else np.asarray(result.tokens, np.int64),
         digests=None if kept is None else taken_out(kept),
+        sparse=None if result.sparse is None else SparseVectors.of(result.sparse),
+        multi=None if result.multi is None else MultiVectors.of(result.multi),
     )
