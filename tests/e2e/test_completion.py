@@ -24,7 +24,7 @@ def complete(environment: dict[str, str], short_folder: Path) -> Complete:
 
     It waits for Redis for as long as a busy machine needs, unless it is prepared otherwise.
     """
-    patient = Put({("embedctl.cli.completion", "_PATIENCE_S"): PATIENCE_S})
+    patient = Put({("embedctl.cli.options", "_PATIENCE_S"): PATIENCE_S})
 
     def ask(line: str, *, shell: str = "bash", prepare: Put = patient, **variables: str) -> list[str]:
         last = line.split(" ")[-1]

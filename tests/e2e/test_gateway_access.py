@@ -62,7 +62,7 @@ def test_every_call_states_its_verbs() -> None:
 def test_each_kind_of_key_may_do_what_the_description_says(
     settings: Settings, short_folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.access.guesses._AT_ONCE", 1000)
+    monkeypatch.setattr("embedctl_gateway.access.callers._AT_ONCE", 1000)
     path = short_folder / "keys"
     right = add_key(path, "alice", "search", [verb if verb in VERBS else "embed"])
     key = {"nobody": "", "guess": f"{right[:-1]}_"}.get(verb, right)
@@ -171,9 +171,9 @@ def test_a_stranger_is_not_asked_for_a_body(settings: Settings, short_folder: Pa
 def test_guesses_wait_and_holders_of_keys_do_not(
     settings: Settings, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedctl_gateway.access.guesses._EVERY_S", 600.0)
-    monkeypatch.setattr("embedctl_gateway.access.guesses._LONGEST_S", 36_000.0)
-    monkeypatch.setattr("embedctl_gateway.access.guesses._AT_ONCE", 3)
+    monkeypatch.setattr("embedctl_gateway.access.callers._EVERY_S", 600.0)
+    monkeypatch.setattr("embedctl_gateway.access.callers._LONGEST_PAUSE_S", 36_000.0)
+    monkeypatch.setattr("embedctl_gateway.access.callers._AT_ONCE", 3)
     path = short_folder / "keys"
     key = add_key(path, "alice", "search")
     guess = b"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer guess\r\n\r\n"

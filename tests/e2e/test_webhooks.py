@@ -176,7 +176,7 @@ def test_another_gateway_tells_what_one_could_not(here: Here, told: Told, monkey
     monkeypatch.setattr(webhooks, "_LEASE_S", 0.5)
     here.start_worker()
     with monkeypatch.context() as patched:
-        patched.setattr("embedctl.store.webhook_events.EventStore.note", lambda *_: None)
+        patched.setattr("embedctl.store.batches.EventStore.note", lambda *_: None)
         with running_gateway(here.settings) as gateway, client_of(gateway) as client:
             batch = run(client, lines_of(["one"]))
             eventually(lambda: told.requests, what="the first try")

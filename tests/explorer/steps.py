@@ -291,7 +291,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("embedctl.waiting.waiter.time", clock),
             ("embedctl.waiting.submission.time", clock),
             ("embedctl.queueing.reaper.time", clock),
-            ("embedctl.jobs.retry.secrets", dice),
+            ("embedctl.jobs.job.secrets", dice),
             ("embedctl.jobs.enqueue.secrets", dice),
             ("tests.explorer.bodies.secrets", dice),
             ("embedctl.waiting.submission.Lease", _NoLease),

@@ -14,8 +14,7 @@ from embedctl.queueing.reaper import end_leases
 from embedctl.store import JobStore, Upkeep, WorkerRegistry
 from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.limits import Limits
-from embedctl_config.settings import Settings
+from embedctl_config.settings import Limits, Settings
 from tests.explorer.snapshots import LONG_S, NOW, ExplorerConnection, Snapshot, View
 from tests.explorer.steps import Recorder, no_time_of_its_own, stepped_broker
 from tests.support.store import QUEUE, row, spec

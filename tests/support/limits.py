@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from embedctl_config.limits import Limits
+from embedctl_config.settings import Limits
 
 if TYPE_CHECKING:
     from embedctl_config.settings import Settings

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from embedctl_config import durable
+from embedctl_config.durable import locked
 from embedctl_config.errors import SettingsError
-from embedctl_config.locks import locked
 from embedctl_config.tenants import check_tenant
 from embedctl_gateway.access.verbs import USUAL, VERBS
 

@@ -45,8 +45,7 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
-from embedctl_gateway.batches.answers import Written, answers_by_chunk, write
-from embedctl_gateway.batches.lines import BadLine, lines_of, only, requests_of
+from embedctl_gateway.batches.answers import BadLine, Written, answers_by_chunk, lines_of, only, requests_of, write
 from embedctl_gateway.batches.looks import Looks
 from embedctl_gateway.http.refusals import log_failure
 

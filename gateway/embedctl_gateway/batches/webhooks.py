@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from embedctl.common.notices import Reminder
-from embedctl.store.webhook_events import Event, EventStore
+from embedctl.store.batches import Event, EventStore
 from embedctl_config.errors import BrokerUnavailable, NotPermitted, SettingsError
 from embedctl_config.redis_url import read_password
 from embedctl_config.retry import ASIDE

@@ -21,10 +21,9 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.store import JobStatus
-from embedctl.store.batches import BatchStore, StoredBatch
+from embedctl.store.batches import BatchStore, EventStore, StoredBatch
 from embedctl.store.ledger import Ledger, NoRoom, Room, Taking
 from embedctl.store.stored_files import FileStore, Once, StoredFile, digest_of
-from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.redis_url import secret_url
 from embedctl_config.retry import ASIDE, RetryLimit

@@ -1,11 +1,13 @@
-"""OpenAI's calls of files."""
+"""OpenAI's calls of files, and the ranges of bytes that they answer."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -18,9 +20,9 @@ from embedctl_gateway.calls.objects import FILE as FILE_IDS
 from embedctl_gateway.calls.objects import after_of, file_object, limit_of, ttl_of_form
 from embedctl_gateway.http.fields import digits_of
 from embedctl_gateway.http.multipart import FILE, Form
-from embedctl_gateway.http.ranges import Span, Unsatisfiable, span_of
 from embedctl_gateway.http.refusals import Refusal, invalid, refuse
 
+_ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,18})-([0-9]{0,18})[ \t]*", re.IGNORECASE)
 #: The fields of a form, and what stands around them.
 _AROUND_BYTES = 1024 * 1024
 #: An upload that brings less than this in the time for a body is given up (bytes).
@@ -28,6 +30,38 @@ _LEAST_BYTES = 64 * 1024
 #: An upload that takes longer is given up (seconds).
 UPLOAD_S = 3600.0
 _MOST_LISTED = 10_000
+
+
+class Span(NamedTuple):
+    """Bytes from `first` to before `end`."""
+
+    first: int
+    end: int
+
+
+class Unsatisfiable(Exception):
+    """Raised when nothing of a file is in the range."""
+
+
+def span_of(asked: str | None, if_range: str | None, etag: str, size: int) -> Span | None:
+    """What a client asks for with the headers `Range` and `If-Range`; None for the whole file, of so many bytes and
+    with this ETag, in quotes. A header that is no single range of bytes counts for nothing, and so does one for another
+    state of the file. Raises Unsatisfiable if the range begins after the file's end."""
+    found = _ONE_RANGE.fullmatch(asked or "")
+    if found is None or (if_range is not None and if_range.strip() != etag):
+        return None
+    first, last = found.groups()
+    if not first and not last:
+        return None
+    if not first:
+        if int(last) == 0 or size == 0:
+            raise Unsatisfiable
+        return Span(max(0, size - int(last)), size)
+    if last and int(last) < int(first):
+        return None
+    if int(first) >= size:
+        raise Unsatisfiable
+    return Span(int(first), min(size, int(last) + 1) if last else size)
 
 
 async def create(call: Call) -> Response:

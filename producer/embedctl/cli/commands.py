@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 import click
 
-from embedctl.cli import stack
+from embedctl.cli.options import complete_argument
 from embedctl_config.command_group import CommandGroup
+from embedctl_config.errors import MissingExtra
+
+
+def _command(name: str, module: str, does: str, *, extra: str = "", without: str = "") -> click.Command:
+    """A command that becomes `python -m module`. If that comes with an extra, the error of a missing one says what is
+    missing."""
+
+    @click.command(
+        name,
+        help=f"{does}; see `embedctl {name} --help`.",
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+        add_help_option=False,
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_argument)
+    def become(arguments: tuple[str, ...]) -> None:
+        if extra and not find_spec(module):
+            raise MissingExtra(extra, without)
+        # exec, because nothing that this command imported may be loaded before a worker is pinned.
+        os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+
+    return become
+
+
+_OTHER_PROGRAMS = (
+    _command("worker", "embedctl_workers", "Encode chunks on this machine until stopped"),
+    _command("up", "embedctl_workers.commands.up", "Keep a worker running on each device of this machine"),
+    _command("model", "embedctl_workers.commands.model", "Download, build, check and tune models on this machine"),
+    _command(
+        "bench",
+        "embedctl_bench",
+        "Measure this machine as published benchmarks do",
+        extra="bench",
+        without="`embedctl bench`, which the images of workers leave out,",
+    ),
+    _command(
+        "gateway",
+        "embedctl_gateway",
+        "Answer embedding requests over HTTP, as OpenAI does",
+        extra="gateway",
+        without="`embedctl gateway`",
+    ),
+)
 
 
 class Later(click.Command):
@@ -49,9 +94,9 @@ _EACH: tuple[click.Command, ...] = (
     Later("stop", "disposal", "End jobs now and keep what is done, for `embedctl fetch`."),
     Later("cancel", "disposal", "End jobs now and free their data in Redis, vectors too."),
     Later("discard", "disposal", "Delete jobs and all their data from Redis now."),
-    *stack.COMMANDS,
-    Later("flower", "dashboard", "Show workers, chunks and queues in a browser, read-only."),
-    Later("metrics", "dashboard", "Serve what waits in Redis as metrics for Prometheus."),
+    *_OTHER_PROGRAMS,
+    Later("flower", "operate", "Show workers, chunks and queues in a browser, read-only."),
+    Later("metrics", "operate", "Serve what waits in Redis as metrics for Prometheus."),
     Later("doctor", "operate", "Check Redis, extras, devices and workers, and say what to do."),
     Later("repair", "operate", "Make every list in Redis again from the jobs' own records."),
     Later("config", "operate", "Show the settings and their sources, or print an access list for Redis."),

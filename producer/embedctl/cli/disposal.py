@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import printed_array
-from embedctl.cli.options import duration, json_option, option
+from embedctl.cli.options import complete_job, duration, json_option, option
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobState, JobStatus

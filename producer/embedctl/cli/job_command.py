@@ -10,11 +10,10 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from embedctl.cli.completion import complete_class, complete_model
 from embedctl.cli.corpora import OPTIONS, CorpusChoice
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
-from embedctl.cli.options import json_option, option, quiet_option, section, together
+from embedctl.cli.options import complete_class, complete_model, json_option, option, quiet_option, section, together
 from embedctl.cli.sync_options import SyncChoice, sync_options
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.corpus.inputs import FORMATS

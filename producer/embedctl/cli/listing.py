@@ -11,9 +11,8 @@ from itertools import islice
 import click
 from rich.console import Console
 
-from embedctl.cli.completion import complete_class, complete_model
 from embedctl.cli.json_forms import job_form, printed_array
-from embedctl.cli.options import json_option, option
+from embedctl.cli.options import complete_class, complete_model, json_option, option
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.columns import Column, Row, arrange, plain

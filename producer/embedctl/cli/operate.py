@@ -1,4 +1,5 @@
-"""Commands for operators: check everything, show the settings, make an access list for Redis."""
+"""Commands for operators: check everything, show the settings, make an access list for Redis, serve the dashboard and
+the metrics of the backlog."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 
 from embedctl.cli.json_forms import printed_array
-from embedctl.cli.options import json_option, option
+from embedctl.cli.options import address_option, json_option, option
 from embedctl.operating.acl import access_list, read_passwords
 from embedctl.operating.doctor import Finding, Level, examine
 from embedctl.queueing.broker import Broker
@@ -133,3 +135,42 @@ def _rows(name: str, value: object) -> list[tuple[str, str]]:
     if not isinstance(value, dict):
         return [(name, json.dumps(value))]
     return [(f"{name}.{entry}", json.dumps(facts)) for entry, facts in value.items()]
+
+
+@click.command()
+@address_option("flower_address", "any except a loopback address needs --auth-file")
+@option(
+    "--auth-file",
+    "flower_auth_file",
+    type=click.Path(),
+    help="A file with lines user:password; only these users may see the dashboard. Default: the setting.",
+)
+@option(
+    "--url-prefix",
+    "flower_url_prefix",
+    help="The path under which a reverse proxy serves the dashboard, such as /flower. Default: the setting.",
+)
+def flower(**given: Any) -> None:
+    """Show workers, chunks and queues in a browser, read-only.
+
+    Runs Flower until stopped with Ctrl-C. Needs the extra `flower`. Flower shows which
+    worker took which chunk, and not the state of a job. For the state, use `embedctl status JOB`.
+    """
+    settings = load_settings(**given)
+    from embedctl.operating.dashboard.serve import serve
+
+    serve(settings, lambda line: click.echo(line, err=True))
+
+
+@click.command()
+@address_option("metrics_address", "there is no password and no TLS")
+def metrics(**given: Any) -> None:
+    """Serve what waits in Redis as metrics for Prometheus.
+
+    Runs until stopped with Ctrl-C, and needs the extra `metrics`. One such process is enough for a Redis; its user may
+    be monitor (`embedctl config acl`). Workers serve their own metrics if metrics_address is set.
+    """
+    settings = load_settings(**given)
+    from embedctl.operating.monitoring.serve import serve
+
+    serve(settings, lambda line: click.echo(line, err=True))

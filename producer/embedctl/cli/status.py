@@ -16,9 +16,8 @@ import click
 from rich.console import Console, Group
 from rich.text import Text
 
-from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import overview_json, view_json
-from embedctl.cli.options import json_option, option
+from embedctl.cli.options import complete_job, json_option, option
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from embedctl.cli.completion import complete_job
 from embedctl.cli.job_command import JobCommand, job_options
 from embedctl.cli.json_forms import result_json
-from embedctl.cli.options import SectionedCommand, option, section
+from embedctl.cli.options import SectionedCommand, complete_job, option, section
 from embedctl.cli.results import exit_status, report, report_sum, summary, wait_for
 from embedctl.cli.update import brought_up_to_date, to_encode
 from embedctl.destinations.jsonl import is_stdout

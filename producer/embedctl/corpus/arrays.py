@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from embedctl.corpus.json_rows import PARSER
+from embedctl.corpus.fields import PARSER
 from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import DOS_END, MAX_LINE_BYTES

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any, NamedTuple, NoReturn, Self
 
+from embedctl.corpus.fields import refuse_twice
 from embedctl.corpus.file import CorpusFile
-from embedctl.corpus.json_rows import refuse_twice
 from embedctl.corpus.lines import json_object
 from embedctl.corpus.records import Record, check_id, kind_of, make_record
 from embedctl.corpus.streams import bounded_lines, opened

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
 from typing import Any
 
-from embedctl.corpus.fields import field_of
-from embedctl.corpus.json_rows import refuse_twice
+from embedctl.corpus.fields import field_of, refuse_twice
 from embedctl.corpus.records import NO_TEXT, kind_of
 from embedctl_config.errors import InputError, SettingsError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from embedctl.corpus.json_rows import PARSER
+from embedctl.corpus.fields import PARSER
 from embedctl.corpus.records import kind_of
 from embedctl.corpus.rows import Line, Rows
 from embedctl.corpus.streams import NULS

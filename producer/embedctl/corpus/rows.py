@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from embedctl.corpus.fields import MISSING, field_of, no_field
-from embedctl.corpus.json_rows import refuse_twice
+from embedctl.corpus.fields import MISSING, field_of, no_field, refuse_twice
 from embedctl.corpus.kept import kept_fields
 from embedctl.corpus.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl.corpus.records import Record, RecordLike, check_id, kind_of, make_record

@@ -8,8 +8,7 @@ from decimal import Decimal
 from string import Formatter
 from typing import Any, NamedTuple
 
-from embedctl.corpus.fields import MISSING, field_of, no_field
-from embedctl.corpus.json_rows import refuse_twice
+from embedctl.corpus.fields import MISSING, field_of, no_field, refuse_twice
 from embedctl.corpus.mistakes import is_missing, python_value
 from embedctl.corpus.records import Span, kind_of
 from embedctl_config.errors import InputError, SettingsError

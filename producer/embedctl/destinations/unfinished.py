@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from embedctl_config import durable, locks
+from embedctl_config import durable
 from embedctl_config.errors import OutputError, UnusableOutput
 
 #: Characters that JSON does not escape in strings, in UTF-8: DEL, the controls of ISO 6429, and Unicode's line ends and
@@ -45,7 +45,7 @@ def part_of(path: Path) -> Path:
 def locked(path: Path) -> AbstractContextManager[None]:
     """Keep other processes from writing this file; OutputError if one is writing it."""
     taken = OutputError(f"another fetch is writing {path}: wait for it, or choose another file")
-    return locks.locked(lock_of(path), vanishes=True, taken=taken)
+    return durable.locked(lock_of(path), vanishes=True, taken=taken)
 
 
 def is_begun(path: Path) -> bool:

@@ -19,8 +19,7 @@ from embedctl.jobs.job import Job
 from embedctl.jobs.offered import check_against_workers, most_chunk_bytes
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.chunk_sizes import ReadAhead
-from embedctl.queueing.chunking import chunks_of
+from embedctl.queueing.chunk_sizes import ReadAhead, chunks_of
 from embedctl.queueing.retrying import TimeLimit, is_redis_away, retry_redis
 from embedctl.queueing.routing import resolve, same_model, with_chunk_size
 from embedctl.store import InlineJob, JobSpec, JobStatus

@@ -21,8 +21,7 @@ from embedctl.corpus.unique import UniqueIds
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, ReadAhead
-from embedctl.queueing.chunking import groups_of
+from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, ReadAhead, groups_of
 from embedctl.queueing.routing import with_chunk_size
 from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from embedctl.destinations.reader import ResultReader
-from embedctl.jobs.retry import retry_failed
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
@@ -22,13 +23,60 @@ from embedctl.waiting.results import (
     sparse_records,
 )
 from embedctl.waiting.waiter import Waiter
-from embedctl_config.errors import BrokerRefused, JobDamaged, SettingsError
+from embedctl_config.errors import (
+    BrokerRefused,
+    CorpusChanged,
+    JobCancelled,
+    JobDamaged,
+    JobError,
+    JobLost,
+    SettingsError,
+)
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
     from embedctl.destinations.loop import Delivered, RefusedRecord
     from embedctl.destinations.numbers import Numbers
+
+#: Chunks whose counts are asked for together.
+_CHUNKS_TOGETHER = 500
+
+
+def retry_failed(waiter: Waiter, limit: TimeLimit) -> int:
+    """Move the failed records of an ended job into new chunks, and queue these; see :meth:`Job.retry_failed`."""
+    ask = partial(waiter.ask, deadline=limit.deadline)
+    job_id, broker = waiter.job_id, waiter.broker
+    status = ask(waiter.status)
+    if status.state is JobState.CANCELLED:
+        raise JobCancelled(f"job {job_id} was cancelled: submit its corpus again")
+    if status.stopped_by is not None:
+        raise broker.jobs.why_stopped(job_id)
+    token = secrets.token_hex(8)
+    chunks, retried = status.chunks, 0
+    for start in range(0, status.chunks, _CHUNKS_TOGETHER):
+        if retried:  # a long stretch without failures must not cost this process its right to add
+            ask(partial(broker.jobs.hold, job_id, token))
+        count = min(_CHUNKS_TOGETHER, status.chunks - start)
+        for chunk in ask(partial(broker.jobs.failed_chunks, job_id, start, count)):
+            records = ask(partial(broker.jobs.retry, job_id, chunk, chunks, token))
+            if records:
+                retried += records
+                chunks += 1
+    if retried or (status.original_chunks is not None and not status.sealed):
+        _seal(waiter, limit, chunks, retried)
+    return retried
+
+
+def _seal(waiter: Waiter, limit: TimeLimit, chunks: int, retried: int) -> None:
+    try:
+        waiter.ask(partial(waiter.broker.jobs.seal, waiter.job_id, chunks), limit.deadline)
+    except CorpusChanged as error:
+        if not retried:
+            raise JobError(f"job {waiter.job_id} was being retried by another process") from error
+        if waiter.ask(waiter.status, limit.deadline).chunks >= chunks:
+            return  # this process stood still, so its retry was closed for it, and another one retried more since then
+        raise JobLost(f"Redis lost the retry of job {waiter.job_id}: retry its failed records once more") from error
 
 
 class Job:

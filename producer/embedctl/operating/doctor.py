@@ -1,4 +1,5 @@
-"""Checks everything that a job depends on, and says how to fix what is wrong."""
+"""Checks everything that a job depends on, and says how to fix what is wrong; and where the project verified the
+hardware classes, for README's table too."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.chunk_files import ChunkFiles, Where
-from embedctl.common.verification import is_verified, statement_of
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import redis_full, start_command
 from embedctl.store.connection import OLDEST_REDIS, mode_of
@@ -24,12 +24,26 @@ from embedctl_config import wire
 from embedctl_config.cpu import bf16_unit, no_bf16
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError, NotPermitted
 from embedctl_config.extras import installed
-from embedctl_config.hardware import HardwareClass
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 from embedctl_config.redis_url import sentinels_of
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_config.wire import ChunkInput
 
+_IN_CI = "verified in CI"
+_NOT = "not verified on hardware"
+_OWN = "your own class, not verified by the project"
+
+#: Class → statement. A class that the project has run on its device names the device and the day, such as `verified on
+#: an H200 on 2026-12-31`. A run with a stand-in for a device or a vendor's library verifies nothing.
+VERIFIED: Mapping[str, str] = {
+    "cpu": _IN_CI,
+    "cpu-bf16": "verified on an AMD EPYC Zen 5 on 2026-11-24",
+    "cpu-int8": _IN_CI,
+    "gpu": "verified on an NVIDIA H200 on 2026-11-26",
+    "gpu-tensorrt": _NOT,
+    "neuron": _NOT,
+}
 #: The largest share of a machine's memory for Redis.
 LARGEST_SHARE = 0.6
 #: The largest share of Redis' maxclients in everyday use: a restart of all workers needs more connections.
@@ -69,6 +83,18 @@ _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 #: The id of a job that never existed, for bytes that are put and removed again.
 _NO_JOB = "20000101-000000-0000000000"
 _LAZY = ("lazyfree-lazy-eviction", "lazyfree-lazy-expire", "lazyfree-lazy-server-del")
+
+
+def is_verified(name: str, entry: HardwareClass) -> bool:
+    """Whether the project has run this class on its device, with the configuration that it has here."""
+    return statement_of(name, entry) not in (_NOT, _OWN)
+
+
+def statement_of(name: str, entry: HardwareClass) -> str:
+    """The verification of a class, shipped or not, with the configuration that it has here."""
+    shipped = SHIPPED_CLASSES.get(name)
+    same = shipped is not None and (entry.device, entry.backend) == (shipped.device, shipped.backend)
+    return VERIFIED[name] if same else _OWN
 
 
 class Level(StrEnum):

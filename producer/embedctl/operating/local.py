@@ -24,8 +24,8 @@ from embedctl.common.processes import running
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.routing import redis_full
 from embedctl_config import durable, keys
+from embedctl_config.durable import locked
 from embedctl_config.errors import BrokerUnavailable, ExitStatus, MissingExtra, ModelNotFound, WorkerError
-from embedctl_config.locks import locked
 from embedctl_config.retry import Policy, RetryLimit
 from embedctl_config.settings import Settings, expanded
 

@@ -24,7 +24,7 @@ from embedctl_config.settings import Settings
 if TYPE_CHECKING:
     from embedctl.remote.calls import Asks
     from embedctl.remote.jobs import RemoteJobs
-    from embedctl.store.observed import Observer
+    from embedctl.store.connection import Observer
 
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
 #: while a job holds them.

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from embedctl.corpus.records import Record
-from embedctl.queueing.chunking import size_of
+from embedctl_config.wire import ChunkInput
 
 #: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries. With the
 #: vocabulary of MiniLM, it is 4.0 in Python's docstrings, 2.9 in Chinese and 2.2 in Russian.
@@ -33,6 +33,46 @@ _CHUNKS_EACH = 8
 _MUCH_LESS = 0.97
 #: No more is read ahead, however many workers there are.
 _MOST_RECORDS, _MOST_BYTES, _MOST_S = 16_384, 8 * 1024 * 1024, 0.5
+
+
+def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> Iterator[ChunkInput]:
+    """Cut records into chunks of consecutive records. The bytes of a record are those of its text and its kept fields.
+    A record longer than `max_bytes` becomes a chunk with this record alone."""
+    first = 0
+    for group in groups_of(records, max_rows=max_rows, max_bytes=max_bytes):
+        yield _chunk(first, group)
+        first += len(group)
+
+
+def groups_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> Iterator[list[Record]]:
+    """The records of each chunk of :func:`chunks_of`."""
+    held: list[Record] = []
+    size = 0
+    for record in records:
+        added = size_of(record)
+        if held and (len(held) == max_rows or size + added > max_bytes):
+            yield held
+            held, size = [], 0
+        held.append(record)
+        size += added
+    if held:
+        yield held
+
+
+def size_of(record: Record) -> int:
+    """The bytes of a record's text and its kept fields."""
+    return len(record.text) + len(record.kept or b"")
+
+
+def _chunk(first: int, records: list[Record]) -> ChunkInput:
+    ids = [record.id for record in records]
+    return ChunkInput(
+        first=first,
+        kinds=bytes(record.kind for record in records),
+        texts=[record.text for record in records],
+        ids=None if all(label is None for label in ids) else ids,
+        kept=None if records[0].kept is None else [record.kept or b"{}" for record in records],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +186,7 @@ def _even(ends: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> in
 
 
 def _chunks(ends: Sequence[int], max_rows: int, max_bytes: int) -> list[int]:
-    """The bytes of each chunk that :func:`~embedctl.queueing.chunking.chunks_of` makes of records that end there."""
+    """The bytes of each chunk that :func:`~embedctl.queueing.chunk_sizes.chunks_of` makes of records that end there."""
     at = before = 0
     chunks = []
     while at < len(ends):

@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import MOST_BYTES, is_reference
-from embedctl.store.answers import Added, Claimant, Completed, Given, InlineJob, JobSpec, claim_of
+from embedctl.store.answers import Added, Claimant, Completed, Doubts, Given, InlineJob, JobSpec, claim_of
 from embedctl.store.connection import Connection
-from embedctl.store.doubts import Doubts
 from embedctl.store.ledger import asked_with_job
 from embedctl.store.quotas import Quotas, exceeded, is_rate
 from embedctl.store.reading import JobReader, damaged

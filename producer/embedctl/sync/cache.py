@@ -19,7 +19,7 @@ from embedctl.corpus.digests import NO_DIGEST, Digests
 from embedctl.destinations.unfinished import lock_of, part_of, publish
 from embedctl.sync.known import Known, Rows, row_type
 from embedctl.waiting.results import ChunkVectors
-from embedctl_config import locks
+from embedctl_config import durable
 from embedctl_config.errors import OutputError, SettingsError
 
 #: What SQLite notes of the file's program ("EMBC") and of its format.
@@ -125,7 +125,7 @@ class Cache:
 
     def _make(self) -> None:
         """Make the file under another name: SQLite does not wait for a process that changes the journal's mode."""
-        with locks.locked(lock_of(self.path), holder=f"makes the cache {self.path}", vanishes=True):
+        with durable.locked(lock_of(self.path), holder=f"makes the cache {self.path}", vanishes=True):
             if self._is_there():
                 return
             part_of(self.path).unlink(missing_ok=True)

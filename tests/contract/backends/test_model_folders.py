@@ -19,8 +19,7 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.facts import facts_of
-from embedctl_workers.models.longest import UNLIMITED
+from embedctl_workers.models.facts import UNLIMITED, facts_of
 from tests.support.chunks import encode
 from tests.support.model_families import NORMALIZE, edit, edit_weights, pooling, write_modules
 from tests.support.references_here import sentence_transformer

@@ -8,10 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from embedctl.operating.monitoring import backlog as adding
 from embedctl.operating.monitoring import watch as watching
-from embedctl.operating.monitoring.backlog import OTHERS, Total
-from embedctl.operating.monitoring.watch import Sweep, Watch
+from embedctl.operating.monitoring.watch import OTHERS, Sweep, Total, Watch
 from embedctl.queueing.broker import Broker
 from embedctl.store import backlog
 from embedctl.store.backlog import START, Place, read_slice
@@ -124,8 +122,8 @@ def test_jobs_without_sense_are_counted_and_hide_no_other(raw: Any, watch: Watch
 
 
 def test_memory_is_bounded(raw: Any, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adding, "_MOST_QUEUES", 3)
-    monkeypatch.setattr(adding, "_MOST_TENANTS", 3)
+    monkeypatch.setattr(watching, "_MOST_QUEUES", 3)
+    monkeypatch.setattr(watching, "_MOST_TENANTS", 3)
     for at in range(10):
         fake_jobs(raw, 1, tenant=f"t{at}", model=f"m{at}")
     found = swept(watch).backlog

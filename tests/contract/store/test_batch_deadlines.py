@@ -8,9 +8,8 @@ import pytest
 from redis import Redis
 
 from embedctl.queueing.broker import Broker
-from embedctl.store.batches import BatchStore, Step, StoredBatch
+from embedctl.store.batches import BatchStore, EventStore, Step, StoredBatch
 from embedctl.store.stored_files import Once
-from embedctl.store.webhook_events import EventStore
 from embedctl_config import keys
 
 

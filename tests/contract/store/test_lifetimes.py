@@ -16,10 +16,9 @@ from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import upkeep
-from embedctl.store.batches import BatchStore, Step
+from embedctl.store.batches import BatchStore, EventStore, Step
 from embedctl.store.stored_files import FileStore, Once
 from embedctl.store.upkeep import ActiveJob
-from embedctl.store.webhook_events import EventStore
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
 from tests.support.jobs import last_event

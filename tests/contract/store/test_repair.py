@@ -27,9 +27,8 @@ from embedctl import enqueue_embeddings
 from embedctl.cli import main
 from embedctl.queueing.broker import Broker
 from embedctl.store.backlog import START, read_slice
-from embedctl.store.batches import BatchStore, Step
+from embedctl.store.batches import BatchStore, EventStore, Step
 from embedctl.store.stored_files import FileStore, Once
-from embedctl.store.webhook_events import EventStore
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
 from embedctl_config.settings import Settings

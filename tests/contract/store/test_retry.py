@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from embedctl.jobs import retry
+from embedctl.jobs import job as job_module
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import Added, JobState
@@ -148,7 +148,7 @@ def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, monkeypa
 
 
 def test_a_long_search_keeps_the_right_to_retry(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_SLICE", 1)
+    monkeypatch.setattr(job_module, "_CHUNKS_TOGETHER", 1)
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 600)  # more than any machine takes for a step
     job_id = half_failed(broker)
     found = broker.jobs.failed_chunks

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_config.locks import locked
+from embedctl_config.durable import locked
 
 
 def test_another_holder_is_refused_until_the_first_one_is_done(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_gateway.__main__ import main
-from embedctl_gateway.access.callers import Access, Caller, Keys, WrongKey
-from embedctl_gateway.access.guesses import Guesses
+from embedctl_gateway.access.callers import Access, Caller, Guesses, Keys, WrongKey
 from embedctl_gateway.access.key_file import PREFIX, add_key, read_keys, remove_key
 from embedctl_gateway.access.verbs import METRICS
 

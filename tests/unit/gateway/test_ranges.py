@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedctl_gateway.http.ranges import Span, Unsatisfiable, span_of
+from embedctl_gateway.calls.files import Span, Unsatisfiable, span_of
 
 ETAG = '"abc"'
 

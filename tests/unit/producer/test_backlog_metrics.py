@@ -6,9 +6,8 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from embedctl.operating.monitoring.backlog import Backlog
 from embedctl.operating.monitoring.metrics import BacklogMetrics
-from embedctl.operating.monitoring.watch import Sweep
+from embedctl.operating.monitoring.watch import Backlog, Sweep
 from embedctl.store.backlog import WaitingJob
 from embedctl.store.quotas import Quota
 

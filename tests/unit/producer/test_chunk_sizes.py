@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from embedctl.corpus.records import Record
 from embedctl.queueing import chunk_sizes
-from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, CHUNK_S, ReadAhead, Workers, chunk_bytes
-from embedctl.queueing.chunking import chunks_of, groups_of, size_of
+from embedctl.queueing.chunk_sizes import (
+    BYTES_PER_TOKEN,
+    CHUNK_S,
+    ReadAhead,
+    Workers,
+    chunk_bytes,
+    chunks_of,
+    groups_of,
+    size_of,
+)
 from embedctl_config.wire import RecordKind
 
 #: The limits of a job by the default settings.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.corpus.records import Record
-from embedctl.queueing.chunking import chunks_of
+from embedctl.queueing.chunk_sizes import chunks_of
 from embedctl_config.wire import ChunkInput, RecordKind
 
 

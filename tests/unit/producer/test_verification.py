@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl.common.verification import VERIFIED, is_verified, statement_of
-from embedctl.operating.doctor import Level, class_findings
+from embedctl.operating.doctor import VERIFIED, Level, class_findings, is_verified, statement_of
 from embedctl_config import cpu
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 

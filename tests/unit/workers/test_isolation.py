@@ -17,8 +17,7 @@ from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.serving.chunk_encoding import ChunkEncoding, SharedDevice
 from embedctl_workers.serving.claimed import ClaimedChunk
-from embedctl_workers.serving.in_hand import Held, InHand
-from embedctl_workers.serving.isolation import Isolation
+from embedctl_workers.serving.in_hand import Held, InHand, Isolation
 from embedctl_workers.serving.telemetry import Telemetry
 from tests.support.chunks import chunk_of
 from tests.support.waiting import PATIENCE_S, eventually

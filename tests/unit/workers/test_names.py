@@ -8,8 +8,7 @@ import pytest
 
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.models.files import ModelFiles, find_folder, fingerprint_of
-from embedctl_workers.models.names import names_of
+from embedctl_workers.models.files import ModelFiles, find_folder, fingerprint_of, names_of
 
 SHORT, LONG = "a-model", "sentence-transformers/a-model"
 FINGERPRINT = "ab" * 32

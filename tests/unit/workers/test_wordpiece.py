@@ -25,8 +25,8 @@ from embedctl_workers.arrays.tokens import Tokens
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.gate_texts import TEXTS
+from embedctl_workers.models.wordpiece import compiled, rules
 from embedctl_workers.models.wordpiece import load as load_module
-from embedctl_workers.models.wordpiece import odd_words, rules
 from embedctl_workers.models.wordpiece.compiled import CompiledWordPiece
 from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 from tests.support.tiny_models import Tiny, make_tokenizer
@@ -186,7 +186,7 @@ def test_windows_are_the_librarys(keep: Literal["left", "right"], pair: Pair) ->
 
 
 def test_threads_share_a_tokenizer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(odd_words, "_MOST_WORDS", 50)  # forgets all the time
+    monkeypatch.setattr(compiled, "_MOST_WORDS", 50)  # forgets all the time
     library, fast = pair("MiniLM")
     batches = [texts_for(tokenizer_of("MiniLM"), seed, 12) for seed in range(8)]
     with ThreadPoolExecutor(8) as pool:

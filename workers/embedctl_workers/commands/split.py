@@ -61,9 +61,8 @@ def opened(name: str, flags: Sequence[str]) -> TextModel:
     try:
         from tokenizers import Tokenizer
 
-        from embedctl_workers.models.facts import facts_of, transformer_of
+        from embedctl_workers.models.facts import facts_of, prompt_named, transformer_of
         from embedctl_workers.models.files import find_folder
-        from embedctl_workers.models.prompts import prompt_named
 
         folder = find_folder(name, load_settings().models.get(name, ModelEntry()))
         tokenizer = Tokenizer.from_file(str(transformer_of(folder) / "tokenizer.json"))

@@ -16,8 +16,8 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.facts import prompts_of
 from embedctl_workers.models.gate_texts import KNOWN_GOOD, TEXTS
-from embedctl_workers.models.prompts import prompts_of
 from embedctl_workers.redaction import first_line
 
 _CHUNK = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT]), texts=[TEXTS[KNOWN_GOOD].encode()])

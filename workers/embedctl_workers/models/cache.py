@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from embedctl_config import durable, locks
+from embedctl_config import durable
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings, expanded
 
@@ -102,7 +102,7 @@ def locked(path: Path, doing: str = "") -> AbstractContextManager[None]:
 
     An OSError if the lock's file is a link, which is not followed, or can't be made.
     """
-    return locks.locked(path.with_name(f".{path.name}.lock"), holder=doing or f"builds {path.name}")
+    return durable.locked(path.with_name(f".{path.name}.lock"), holder=doing or f"builds {path.name}")
 
 
 @dataclass(frozen=True, slots=True)

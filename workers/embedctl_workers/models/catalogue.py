@@ -12,7 +12,7 @@ from embedctl_config.model_names import hub_id
 from embedctl_config.settings import Settings
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore
 from embedctl_workers.models.cache import cache_folder
-from embedctl_workers.models.facts import ModelFacts, facts_of
+from embedctl_workers.models.facts import ModelFacts, facts_of, prompts_of
 from embedctl_workers.models.files import (
     cached_models,
     find_folder,
@@ -21,7 +21,6 @@ from embedctl_workers.models.files import (
     refuse_unpooled,
     resolve_model,
 )
-from embedctl_workers.models.prompts import prompts_of
 
 
 @dataclass(slots=True)

@@ -1,13 +1,18 @@
-"""What a model's own files say about it, read without any model runtime."""
+"""What a model's own files say about it, read without any model runtime: its sizes and its prompts; and the longest
+text of a loaded one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.files import deciding_files, read_json
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 #: Names of the hidden size and of the most positions in `config.json`, by architecture.
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd", "projection_dim")
@@ -16,6 +21,11 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_trained_positions")
 _AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl", "xmod"}
 #: Tokenizers without a limit state this or more (tokens).
 _NO_LIMIT = 10**9
+#: The longest text of a model without a limit (tokens).
+UNLIMITED = 2**31 - 1
+_PROMPTS_FILE = "config_sentence_transformers.json"
+#: Most characters of all names together that a heartbeat tells.
+_MOST_TOLD = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +113,42 @@ def _json(path: Path, default: Any) -> Any:
     if not isinstance(value, type(default)):
         raise ValueError(f"{path} holds no {'list' if isinstance(default, list) else 'object'}")  # noqa: TRY004  (one kind of error for a file that can't be read)
     return value
+
+
+def longest_text(model: SentenceTransformer) -> int:
+    """Most tokens of a text, special ones included: what the model states, but no more than it has positions for.
+
+    RoBERTa and its kin have 514 embeddings of positions, and a text uses all but two. Some models state 514, and fail
+    with the texts that are longer than 512. A model without a limit has :data:`UNLIMITED`.
+    """
+    limits = [model.max_seq_length or UNLIMITED, UNLIMITED]
+    for part in model.modules():
+        positions = getattr(getattr(part, "position_embeddings", None), "num_embeddings", None)
+        if positions is not None:
+            padding = getattr(part, "padding_idx", None)
+            limits.append(positions - (0 if padding is None else padding + 1))
+    return int(min(limits))
+
+
+def prompts_of(folder: Path) -> Mapping[str, str]:
+    """The prompts of the model in a folder: name → text, which may be empty. A ModelError if they can't be read."""
+    path = folder / _PROMPTS_FILE
+    try:
+        prompts = (read_json(path) or {}).get("prompts") or {}
+        return {str(name): text for name, text in prompts.items() if isinstance(text, str)}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} can't be read: {error!r}") from error
+
+
+def prompt_named(folder: Path, name: str) -> str:
+    """The prompt of this name, or with an empty one the default, if there is one. KeyError: there is none; ModelError
+    as of :func:`prompts_of`."""
+    prompts = prompts_of(folder)
+    if name:
+        return prompts[name]
+    return prompts.get(str((read_json(folder / _PROMPTS_FILE) or {}).get("default_prompt_name")), "")
+
+
+def told(prompts: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The names for a heartbeat; None if they are too many."""
+    return tuple(sorted(prompts)) if sum(map(len, prompts)) <= _MOST_TOLD else None

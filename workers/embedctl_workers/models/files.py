@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embedctl_config.errors import MissingExtra, ModelError, ModelNotFound
+from embedctl_config.errors import MissingExtra, ModelError, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
-from embedctl_config.model_names import did_you_mean, hub_id, near_names, short_name
-from embedctl_config.settings import expanded
+from embedctl_config.model_names import did_you_mean, hub_id, near_names, other_spelling, short_name
+from embedctl_config.settings import Settings, expanded
 from embedctl_workers.models.deciding import (
     ADAPTER,
     DECIDING,
@@ -197,3 +197,25 @@ def cached_models() -> list[str]:
         return []
     folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
     return [short_name(folder.name.removeprefix("models--").replace("--", "/")) for folder in folders]
+
+
+def names_of(files: ModelFiles, settings: Settings) -> tuple[str, ...]:
+    """The names that lead to these files here: the model's own, and its other spelling unless that differs.
+
+    The worker decides this, because it has the files. It consumes a queue for each name, so a job reaches it whichever
+    spelling was given, and whether it was submitted before or after the worker's start. A name that leads to other
+    files here has a queue that this worker does not consume.
+
+    The other spelling differs if a local folder or an entry of the settings gives it files with other contents, or if
+    its entry pins another fingerprint.
+    """
+    other = other_spelling(files.name)
+    if other is None:
+        return (files.name,)
+    entry = settings.models.get(other, ModelEntry())
+    try:
+        folder = find_folder(other, entry)
+        same = folder.resolve() == files.folder.resolve() or fingerprint_of(folder, entry.pooling) == files.fingerprint
+    except (ModelError, SettingsError, ImportError, OSError):  # it leads nowhere
+        same = False
+    return (files.name, other) if same and entry.fingerprint in ("", files.fingerprint) else (files.name,)

@@ -25,9 +25,9 @@ from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import keep, kept, locked, private_folder, shipped
+from embedctl_workers.models.facts import longest_text
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
-from embedctl_workers.models.longest import longest_text
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from embedctl_workers.encoding.prepared import DeviceUse, Prepared, Stopped
 from embedctl_workers.redaction import first_line, redacted_exc_info
 from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk
-from embedctl_workers.serving.in_hand import Held, InHand
-from embedctl_workers.serving.isolation import Isolation
+from embedctl_workers.serving.in_hand import Held, InHand, Isolation
 from embedctl_workers.serving.speed import SpeedMeter, Work
 from embedctl_workers.serving.telemetry import Telemetry
 

@@ -1,4 +1,5 @@
-"""The chunks that a worker process holds right now, shared by the task threads and the heartbeat."""
+"""The chunks that a worker process holds right now, shared by the task threads and the heartbeat; and which of them may
+be in it at the same time."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from embedctl.store import Doubts
 from embedctl_workers.machine.tally import Tally
@@ -94,3 +96,41 @@ class InHand:
     def _moved(self, held: Held) -> float | None:
         since = held.moving_since
         return max(since, self._device_moved) if since is not None and held.on_device else since
+
+
+class Isolation:
+    """A context that several threads may be in, until one of them isolates itself.
+
+    What an isolated chunk does to the process, it does to no other chunk.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._isolated: int | None = None
+
+    def __enter__(self) -> Self:
+        with self._changed:
+            self._changed.wait_for(lambda: self._isolated is None)
+            self._inside += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._isolated == threading.get_ident():
+                self._isolated = None
+            self._changed.notify_all()
+
+    def has_others(self) -> bool:
+        with self._changed:
+            return self._inside > 1
+
+    def isolate(self) -> bool:
+        """Wait until all others have left, and keep them out; False, at once, if another thread does so already."""
+        with self._changed:
+            if self._isolated is not None:
+                return False
+            self._isolated = threading.get_ident()
+            self._changed.wait_for(lambda: self._inside == 1)
+        return True

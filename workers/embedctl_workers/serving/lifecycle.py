@@ -41,10 +41,9 @@ from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.tally import Tally
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
-from embedctl_workers.models.longest import UNLIMITED
-from embedctl_workers.models.names import names_of
+from embedctl_workers.models.facts import UNLIMITED, told
+from embedctl_workers.models.files import names_of
 from embedctl_workers.models.noted import note, noted
-from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Announcement, Health
 from embedctl_workers.serving.heartbeat import Heartbeat, start_sweeping

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from embedctl.operating.monitoring.metrics import page_of
 from embedctl.store import Claim
-from embedctl.store.observed import Observer
+from embedctl.store.connection import Observer
 from embedctl_config import __version__
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ErrorCode

@@ -35,9 +35,8 @@ from embedctl_workers.serving import second_word
 from embedctl_workers.serving.chunk_encoding import ChunkEncoding, Share, SharedDevice
 from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk, KnownJobs, is_small, may_be_joined, room
-from embedctl_workers.serving.in_hand import Held, InHand
+from embedctl_workers.serving.in_hand import Held, InHand, Isolation
 from embedctl_workers.serving.interrupts import SignalledEvent
-from embedctl_workers.serving.isolation import Isolation
 from embedctl_workers.serving.telemetry import Telemetry
 
 log = logging.getLogger(__name__)

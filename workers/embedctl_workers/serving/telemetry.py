@@ -9,7 +9,7 @@ from embedctl_config.wire import ErrorCode
 
 if TYPE_CHECKING:
     from embedctl.store import Claim
-    from embedctl.store.observed import Observer
+    from embedctl.store.connection import Observer
     from embedctl_workers.accuracy.report import Report
     from embedctl_workers.serving.in_hand import InHand
 

@@ -18,8 +18,8 @@ from embedctl.operating.local import state_folder
 from embedctl.operating.monitoring.endpoint import listen_at
 from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
+from embedctl_config.durable import locked
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
-from embedctl_config.locks import locked
 from embedctl_config.settings import Settings
 
 try:

@@ -11,8 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from embedctl.operating.monitoring.backlog import Total
-from embedctl.operating.monitoring.watch import Sweep, Watch
+from embedctl.operating.monitoring.watch import Sweep, Total, Watch
 from embedctl_config import __version__
 
 _QUEUED = ("hardware_class", "model", "lane")

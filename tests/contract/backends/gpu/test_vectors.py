@@ -16,8 +16,7 @@ from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.accuracy.gate import measure_backend
-from embedctl_workers.backends.gpu import precision
-from embedctl_workers.backends.gpu.backend import TorchGpuBackend
+from embedctl_workers.backends.gpu.backend import DTYPES, Choice, TorchGpuBackend, choose
 from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
@@ -110,8 +109,8 @@ def test_the_type_that_is_nearer_is_chosen_and_what_overflows_loses() -> None:
     exact = np.eye(4, dtype=np.float32)
     half, brain = torch.float16, torch.bfloat16
 
-    def with_errors(**errors: float) -> precision.Choice:
-        return precision.choose((half, brain), exact, lambda dtype: exact + errors["h" if dtype == half else "b"])
+    def with_errors(**errors: float) -> Choice:
+        return choose((half, brain), exact, lambda dtype: exact + errors["h" if dtype == half else "b"])
 
     assert with_errors(h=0.01, b=0.02).dtype == half
     assert with_errors(h=0.02, b=0.01).dtype == brain
@@ -173,13 +172,13 @@ def test_a_model_with_parts_that_fp16_is_not_enough_for_runs_in_another_type(
 
     monkeypatch.setattr(MPNetModel, "_keep_in_fp32_modules", ["intermediate"])
     on = StandIn()
-    on.dtypes = tuple(precision.DTYPES[each] for each in dtypes)
+    on.dtypes = tuple(DTYPES[each] for each in dtypes)
     backend = load(Tiny("mpnet"), on=on, dtype=dtype)
     assert f", {chosen}" in backend.engine
     engine: Any = backend._engine
     kept = {each.dtype for name, each in engine._first.named_parameters() if ".intermediate." in name}
     others = {each.dtype for name, each in engine._first.named_parameters() if ".intermediate." not in name}
-    assert others == {precision.DTYPES[chosen[:4]]}
+    assert others == {DTYPES[chosen[:4]]}
     assert kept == ({torch.float32} if chosen.startswith("fp16") else others)
 
 

@@ -1,10 +1,12 @@
-"""sentence-transformers models on a GPU, by torch: CUDA and ROCm."""
+"""sentence-transformers models on a GPU, by torch: CUDA and ROCm; in the type of 16 bits that the gate takes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.batching import batches_of
+from embedctl_workers.arrays.distance import measure
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
@@ -21,7 +24,6 @@ from embedctl_workers.backends.gpu.attention import avoid_cudnn
 from embedctl_workers.backends.gpu.device import SAMPLE_TOKENS, Gpu, affordable, most_tokens, open_gpu, watched
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
-from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision
 from embedctl_workers.backends.gpu.transfer import Output, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
 from embedctl_workers.backends.torch.packed.packable import packable
@@ -31,6 +33,8 @@ from embedctl_workers.models.gate_texts import gate_texts
 from embedctl_workers.models.references import references_for
 from embedctl_workers.redaction import first_line
 
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 log = logging.getLogger(__name__)
 
 #: A model on the device: its layers, and the modules that turn tokens' vectors into a text's vector.
@@ -38,6 +42,55 @@ GpuEngine = PackedGpuEngine | PaddedGpuEngine
 
 #: The longest text that memory is measured with (tokens): longer texts take little more memory per token.
 _SAMPLE_LENGTH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The type to compute in, and why, in words."""
+
+    dtype: torch.dtype
+    why: str
+
+
+def choose(candidates: Sequence[torch.dtype], references: Vectors, encode: Callable[[torch.dtype], Vectors]) -> Choice:
+    """The candidate whose vectors are nearest to the references, those of torch in float32, texts × dim.
+
+    The first one wins a tie; `encode` computes vectors of the same texts in a type. A ModelError if no candidate gives
+    finite ones.
+    """
+    errors = {dtype: _error(dtype, references, encode) for dtype in candidates}
+    best = min(errors, key=lambda dtype: errors[dtype])
+    if not math.isfinite(errors[best]):
+        raise ModelError("the model can't be computed in 16 bits here: set the class's option dtype to fp32")
+    others = [f"{_NAMES[dtype]} {_in_words(error)}" for dtype, error in errors.items() if dtype != best]
+    return Choice(best, f"{_NAMES[best]} (off by {_in_words(errors[best])}{''.join(f', {each}' for each in others)})")
+
+
+def forced(dtype: str) -> Choice:
+    return Choice(DTYPES[dtype], dtype)
+
+
+def full_precision() -> None:
+    """Turn off TF32 and partial sums in 16 bits: float32 keeps its precision, and sums of products are rounded once."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def _error(dtype: torch.dtype, references: Vectors, encode: Callable[[torch.dtype], Vectors]) -> float:
+    """The largest difference of a component, for vectors of unit length; infinite if it can't be computed."""
+    try:
+        error = measure(encode(dtype), references).max_abs_error
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as failed:
+        log.warning("%s does not run here: %s", _NAMES[dtype], first_line(failed))
+        return math.inf
+    return error if math.isfinite(error) else math.inf
+
+
+def _in_words(error: float) -> str:
+    return f"{error:.1e}" if math.isfinite(error) else "not finite"
 
 
 class TorchGpuBackend(SentenceModel):

@@ -15,8 +15,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
+from embedctl_workers.models.facts import longest_text
 from embedctl_workers.models.files import ModelFiles
-from embedctl_workers.models.longest import longest_text
 
 #: From opset 17 on, LayerNormalization is a single operator.
 _OPSET = 17

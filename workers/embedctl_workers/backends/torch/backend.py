@@ -25,8 +25,8 @@ from embedctl_workers.backends.torch.packed.layers import LayerKind
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import OwnPlace
+from embedctl_workers.models.facts import longest_text
 from embedctl_workers.models.files import ModelFiles, resolve_model
-from embedctl_workers.models.longest import longest_text
 from embedctl_workers.models.tuning import PADDED_BATCH_COST
 from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 

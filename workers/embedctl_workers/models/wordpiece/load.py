@@ -17,8 +17,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED, compiled
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
 from embedctl_workers.models.noted import note, noted, software
-from embedctl_workers.models.wordpiece.compiled import CompiledWordPiece, load_library
-from embedctl_workers.models.wordpiece.odd_words import OddWords
+from embedctl_workers.models.wordpiece.compiled import CompiledWordPiece, OddWords, load_library
 from embedctl_workers.models.wordpiece.rules import NotSupported, Rules, rules_of
 
 log = logging.getLogger(__name__)

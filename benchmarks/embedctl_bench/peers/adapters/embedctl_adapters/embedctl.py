@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embedctl.corpus.rows import Rows, records_of
-from embedctl.queueing.chunking import chunks_of
+from embedctl.queueing.chunk_sizes import chunks_of
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
