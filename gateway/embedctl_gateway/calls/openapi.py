@@ -289,21 +289,21 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
     ),
 }
 
-#: Method, path, the verbs of the keys that may make it, what it does, the schemas of its body, its answer (None: bytes)
-#: and its errors.
-CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None, str], ...] = (
-    ("POST", "/v1/embeddings", EMBED, "Vectors, as OpenAI gives them", "EmbeddingsRequest", "Embeddings", "Error"),
-    ("GET", "/v1/models", ANY, "The models that live workers serve", None, "Models", "Error"),
-    ("GET", "/v1/models/{name}", ANY, "One of them", None, "Model", "Error"),
-    ("POST", "/v1/files", BATCHES, "Uploads a file, as a form (multipart/form-data)", "FileRequest", "File", "Error"),
-    ("GET", "/v1/files", READ_BATCHES, "The files, the newest first", None, "Files", "Error"),
-    ("GET", "/v1/files/{id}", READ_BATCHES, "One of them", None, "File", "Error"),
-    ("DELETE", "/v1/files/{id}", BATCHES, "Deletes a file", None, "Deleted", "Error"),
-    ("GET", "/v1/files/{id}/content", READ_BATCHES, "The bytes of a file, or a range of them", None, None, "Error"),
-    ("POST", "/v1/batches", BATCHES, "Answers the requests of a file", "BatchRequest", "Batch", "Error"),
-    ("GET", "/v1/batches", READ_BATCHES, "The batches, the newest first", None, "Batches", "Error"),
-    ("GET", "/v1/batches/{id}", READ_BATCHES, "How far a batch is", None, "Batch", "Error"),
-    ("POST", "/v1/batches/{id}/cancel", BATCHES, "Ends a batch, and keeps what is done", None, "Batch", "Error"),
+#: Method, path, the verbs of the keys that may make it, what it does, the schemas of its body and its answer (None:
+#: bytes).
+CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None], ...] = (
+    ("POST", "/v1/embeddings", EMBED, "Vectors, as OpenAI gives them", "EmbeddingsRequest", "Embeddings"),
+    ("GET", "/v1/models", ANY, "The models that live workers serve", None, "Models"),
+    ("GET", "/v1/models/{name}", ANY, "One of them", None, "Model"),
+    ("POST", "/v1/files", BATCHES, "Uploads a file, as a form (multipart/form-data)", "FileRequest", "File"),
+    ("GET", "/v1/files", READ_BATCHES, "The files, the newest first", None, "Files"),
+    ("GET", "/v1/files/{id}", READ_BATCHES, "One of them", None, "File"),
+    ("DELETE", "/v1/files/{id}", BATCHES, "Deletes a file", None, "Deleted"),
+    ("GET", "/v1/files/{id}/content", READ_BATCHES, "The bytes of a file, or a range of them", None, None),
+    ("POST", "/v1/batches", BATCHES, "Answers the requests of a file", "BatchRequest", "Batch"),
+    ("GET", "/v1/batches", READ_BATCHES, "The batches, the newest first", None, "Batches"),
+    ("GET", "/v1/batches/{id}", READ_BATCHES, "How far a batch is", None, "Batch"),
+    ("POST", "/v1/batches/{id}/cancel", BATCHES, "Ends a batch, and keeps what is done", None, "Batch"),
     (
         "GET",
         "/v1/batches/{id}/results",
@@ -311,31 +311,14 @@ CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None, str],
         "The answers so far, in the order of the requests",
         None,
         "Answers",
-        "Error",
     ),
-    (
-        "POST",
-        "/v1/batches/{id}/retry",
-        BATCHES,
-        "Makes a batch of the requests without vectors",
-        None,
-        "Batch",
-        "Error",
-    ),
-    ("POST", "/v1/jobs", JOBS, "Makes a job, or finds the one of its idempotency key", "JobRequest", "NewJob", "Error"),
-    (
-        "GET",
-        "/v1/jobs",
-        READ_JOBS,
-        "A part of the jobs, the newest first, and what comes after it",
-        None,
-        "Jobs",
-        "Error",
-    ),
-    ("GET", "/v1/jobs/{id}", READ_JOBS, "How far a job is", None, "Job", "Error"),
-    ("DELETE", "/v1/jobs/{id}", JOBS, "Frees a job and all that is stored for it", None, "DeletedJob", "Error"),
-    ("GET", "/v1/jobs/{id}/events", READ_JOBS, "Waits for the next events of a job", None, "Events", "Error"),
-    ("PUT", "/v1/jobs/{id}/chunks/{chunk}", JOBS, "Adds the next chunk of records to a job", "Chunk", "Added", "Error"),
+    ("POST", "/v1/batches/{id}/retry", BATCHES, "Makes a batch of the requests without vectors", None, "Batch"),
+    ("POST", "/v1/jobs", JOBS, "Makes a job, or finds the one of its idempotency key", "JobRequest", "NewJob"),
+    ("GET", "/v1/jobs", READ_JOBS, "A part of the jobs, the newest first, and what comes after it", None, "Jobs"),
+    ("GET", "/v1/jobs/{id}", READ_JOBS, "How far a job is", None, "Job"),
+    ("DELETE", "/v1/jobs/{id}", JOBS, "Frees a job and all that is stored for it", None, "DeletedJob"),
+    ("GET", "/v1/jobs/{id}/events", READ_JOBS, "Waits for the next events of a job", None, "Events"),
+    ("PUT", "/v1/jobs/{id}/chunks/{chunk}", JOBS, "Adds the next chunk of records to a job", "Chunk", "Added"),
     (
         "GET",
         "/v1/jobs/{id}/chunks/{chunk}/{what}",
@@ -343,7 +326,6 @@ CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None, str],
         "The input or the result of a chunk, if it is there",
         None,
         None,
-        "Error",
     ),
     (
         "POST",
@@ -352,18 +334,19 @@ CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None, str],
         f"Takes a step with a job: {', '.join(STEPS)}; a key for read alone, {', '.join(READING_STEPS)}",
         "StepRequest",
         "StepAnswer",
-        "Error",
     ),
-    ("POST", "/embed", EMBED, "Vectors, as TEI gives them", "EmbedRequest", "Vectors", "TeiError"),
-    ("GET", "/info", ANY, "The model of the calls that name none, as TEI describes it", None, "Info", "TeiError"),
-    ("POST", "/predict", EMBED, "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors", "TeiError"),
-    ("GET", "/health", OPEN, "Whether the process answers", None, "Status", "Error"),
-    ("GET", "/ready", OPEN, "Whether Redis answers and a worker serves a model", None, "Status", "Error"),
-    ("POST", "/", EMBED, "The same as /embed", "EmbedRequest", "Vectors", "TeiError"),
-    ("GET", "/metrics", METRICS, "What the gateway counts, of all tenants, for Prometheus", None, "Metrics", "Error"),
-    ("GET", "/openapi.json", OPEN, "These calls, for programs", None, "Description", "Error"),
-    ("GET", "/docs", OPEN, "These calls, for people", None, "Page", "Error"),
+    ("POST", "/embed", EMBED, "Vectors, as TEI gives them", "EmbedRequest", "Vectors"),
+    ("GET", "/info", ANY, "The model of the calls that name none, as TEI describes it", None, "Info"),
+    ("POST", "/predict", EMBED, "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors"),
+    ("GET", "/health", OPEN, "Whether the process answers", None, "Status"),
+    ("GET", "/ready", OPEN, "Whether Redis answers and a worker serves a model", None, "Status"),
+    ("POST", "/", EMBED, "The same as /embed", "EmbedRequest", "Vectors"),
+    ("GET", "/metrics", METRICS, "What the gateway counts, of all tenants, for Prometheus", None, "Metrics"),
+    ("GET", "/openapi.json", OPEN, "These calls, for programs", None, "Description"),
+    ("GET", "/docs", OPEN, "These calls, for people", None, "Page"),
 )
+#: The calls whose errors have TEI's form.
+_TEI = ("/", "/embed", "/info", "/predict")
 #: The verbs of the keys that may make each call, by its method and its path without /v1.
 MAY: Mapping[tuple[str, str], tuple[str, ...]] = {
     (method, path.removeprefix("/v1")): verbs for method, path, verbs, *_ in CALLS
@@ -444,11 +427,11 @@ def _inside(value: Any) -> Iterable[Any]:
 def document() -> dict[str, Any]:
     """The description of all calls, in OpenAPI 3.1."""
     paths: dict[str, dict[str, Any]] = {}
-    for method, path, verbs, summary, body, answer, error in CALLS:
+    for method, path, verbs, summary, body, answer in CALLS:
         call: dict[str, Any] = {
             "summary": summary,
             "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
-            "responses": _responses(method, path, body, answer, error),
+            "responses": _responses(method, path, body, answer),
             # A gateway without keys needs none.
             "security": [{}, *({"key": [verb]} for verb in verbs)],
         }
@@ -474,14 +457,15 @@ def document() -> dict[str, Any]:
     }
 
 
-def _responses(method: str, path: str, body: str | None, answer: str | None, error: str) -> dict[str, Any]:
+def _responses(method: str, path: str, body: str | None, answer: str | None) -> dict[str, Any]:
     statuses: tuple[str, ...] = _STATUSES_OF_GET if body is None and (method, path) not in _QUERIES else _STATUSES
     if "{id}/" in path:
         statuses = (*_STATUSES_OF_GET, "400", *(["416"] if path.endswith("/content") else []))
     if path.startswith("/v1/jobs"):
         statuses = (*_STATUSES, "409")
     responses = {"200": _content(answer, "the answer")}
-    responses |= {status: _content(error, "a refusal") for status in statuses}
+    error = _content("TeiError" if path in _TEI else "Error", "a refusal")
+    responses |= dict.fromkeys(statuses, error)
     if path.endswith("/content"):
         responses["206"] = _content(None, "the range that is asked for")
     if path.endswith("/{what}"):

@@ -18,7 +18,7 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    for method, path, verbs, summary, body, answer, _ in CALLS:
+    for method, path, verbs, summary, body, answer in CALLS:
         who = f"a key for {' or '.join(verbs)}" if verbs else "no key"
         yield f"<section><h2><b>{method}</b> <code>{escape(path)}</code></h2><p>{escape(summary)}. Needs {who}.</p>"
         if body is not None and "properties" in SCHEMAS[body]:
