@@ -26,5 +26,6 @@ def arrow_type(ids: IdType) -> pa.DataType:
 
 
 def column_of(ids: Sequence[RecordId | None], kind: pa.DataType) -> pa.Array:
-    values = [label.bytes if isinstance(label, UUID) else label for label in ids]
-    return pa.array(values, kind)
+    if kind != pa.uuid():
+        return pa.array(ids, kind)
+    return pa.array([label.bytes if isinstance(label, UUID) else label for label in ids], kind)

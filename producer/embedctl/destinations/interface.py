@@ -99,10 +99,10 @@ class Contract:
         dimensions follow from the fingerprint."""
         return hashlib.sha256(json.dumps([self.fingerprint, self.dtype]).encode()).digest()[:16]
 
-    def sources(self, text_digests: Iterable[bytes]) -> Iterator[bytes]:
+    def sources(self, text_digests: Iterable[bytes]) -> list[bytes]:
         """From what rows are made: 16 bytes of SHA-256 over the contract and the SHA-256 of a text, for each text."""
-        contract = self.digest
-        return (hashlib.sha256(contract + each).digest()[:16] for each in text_digests)
+        contract, sha256 = self.digest, hashlib.sha256
+        return [sha256(contract + each).digest()[:16] for each in text_digests]
 
     def refuse_other(self, found: Contract | None, name: str) -> None:
         """Raise OtherContract unless a destination of this name is bound to this one. Its contract is None if it holds
@@ -242,7 +242,7 @@ class Destination(ABC):
 
     def held(self, ids: Sequence[RecordId]) -> Sequence[RecordId]:
         """Ids as they are there."""
-        if self.id_type != TEXT or all(isinstance(label, str) for label in ids):
+        if self.id_type != TEXT or set(map(type, ids)) <= {str}:
             return ids
         return [as_text(label) for label in ids]
 

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -93,7 +94,10 @@ class Gathered:
         self.chunks.append(chunk)
         self.rows += len(chunk.positions)
         self.size += chunk.vectors.nbytes
-        self.size += sum(len(label) if isinstance(label, str) else _NUMBER for label in chunk.ids)
+        try:
+            self.size += len("".join(cast("Sequence[str]", chunk.ids)))
+        except TypeError:  # they are no texts
+            self.size += _NUMBER * len(chunk.ids)
         if self.keeps and chunk.kept is not None:
             self.size += sum(len(str(each)) for each in chunk.kept)
 
@@ -129,7 +133,7 @@ class Gathered:
         return Batch(
             self._ids(chunk, rows),
             vectors,
-            None if digests is None else list(sources(digests[rows].view(f"V{DIGEST_BYTES}")[:, 0].tolist())),
+            None if digests is None else sources(digests[rows].view(f"V{DIGEST_BYTES}")[:, 0].tolist()),
             [json.dumps(kept[row], ensure_ascii=False) for row in rows] if self.keeps and kept is not None else None,
             chunk.positions[rows],
         )
@@ -139,21 +143,20 @@ class Gathered:
         if self._vectors is None or len(self._vectors) < rows:  # new memory costs more than the copy
             self._vectors = np.empty((rows, first.vectors.shape[1]), first.vectors.dtype)
         return Batch(
-            [label for part in parts for label in part.ids],
+            list(chain.from_iterable(part.ids for part in parts)),
             np.concatenate([part.vectors for part in parts], out=self._vectors[:rows]),
-            None if first.sources is None else [source for part in parts for source in part.sources or ()],
-            None if first.kept is None else [fields for part in parts for fields in part.kept or ()],
+            None if first.sources is None else list(chain.from_iterable(part.sources or () for part in parts)),
+            None if first.kept is None else list(chain.from_iterable(part.kept or () for part in parts)),
             np.concatenate([part.positions for part in parts if part.positions is not None]),
         )
 
     def _ids(self, chunk: ChunkVectors, rows: npt.NDArray[np.int64]) -> Sequence[RecordId]:
-        positions = chunk.positions[rows].tolist()
         if self.positions_for:
-            return [f"{self.positions_for}:{position}" for position in positions]
-        found = [chunk.ids[row] for row in rows.tolist()]
+            return [f"{self.positions_for}:{position}" for position in chunk.positions[rows].tolist()]
+        found = chunk.ids if len(rows) == len(chunk.ids) else [chunk.ids[row] for row in rows.tolist()]
         if None in found:
-            raise no_id(1, [positions[found.index(None)]])
-        return self.held(cast("list[RecordId]", found))
+            raise no_id(1, [int(chunk.positions[rows[found.index(None)]])])
+        return self.held(cast("Sequence[RecordId]", found))
 
 
 def _all_fit(vectors: Vectors, dtype: np.dtype[Any]) -> bool:
