@@ -22,6 +22,7 @@ from embedctl_workers.backends.torch.packed.kernels import (
     TorchKernels,
     load_kernels,
 )
+from embedctl_workers.backends.torch.packed.layers import by_heads
 from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import compiling
@@ -83,12 +84,15 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-6
 def test_attention_is_that_of_torch(each_compiled: CompiledKernels) -> None:
     for (count, size), lengths in itertools.product(HEADS, TEXTS):
         hidden, tokens = count * size, sum(lengths)
-        qkv = torch.randn(tokens, 3 * hidden)
-        qkv[:, :hidden] *= size**-0.5
-        found, expected = torch.full((tokens, hidden), torch.nan), torch.empty(tokens, hidden)
-        each_compiled.attention(qkv, texts(lengths), count, found)
-        TorchKernels().attention(qkv, texts(lengths), count, expected)
-        assert_close(found, expected, atol=1e-5)
+        joined = torch.randn(tokens, 3 * hidden)
+        joined[:, :hidden] *= size**-0.5
+        expected = torch.empty(tokens, hidden)
+        TorchKernels().attention(by_heads(joined, count), texts(lengths), expected)
+        for qkv in (by_heads(joined, count), by_heads(joined, count).contiguous()):
+            found = torch.full((tokens + 1, hidden), 7.0)
+            each_compiled.attention(qkv, texts(lengths), found[:-1])
+            assert (found[-1] == 7).all()
+            assert_close(found[:-1], expected, atol=1e-5)
 
 
 def test_what_is_done_to_rows_of_any_width_is_that_of_torch(each_compiled: CompiledKernels) -> None:
@@ -123,7 +127,7 @@ def test_what_is_not_finite_stays_so_and_with_its_own_text(each_compiled: Compil
     qkv = torch.randn(30, 3 * 32)
     qkv[12] = bad
     context = torch.empty(30, 32)
-    each_compiled.attention(qkv, texts([7, 10, 13]), 2, context)
+    each_compiled.attention(by_heads(qkv, 2), texts([7, 10, 13]), context)
     assert not context[7:17].isfinite().any()
     assert context[:7].isfinite().all()
     assert context[17:].isfinite().all()
@@ -156,7 +160,7 @@ def test_robertas_positions_begin_behind_the_padding_token_and_leave_it_out() ->
 
 
 def test_kernels_are_compiled_once(compiled: CompiledKernels, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(list((cache / "kernels").iterdir())) == 2
+    assert len(list((cache / "kernels").iterdir())) == 1
     monkeypatch.setattr(compiling, "_run", lambda _: pytest.fail("compiled again"))
     assert load_kernels(Host(threads=1, cache=cache)).name == compiled.name
 

@@ -169,7 +169,7 @@ def attention(library: Int8Library, qkv: torch.Tensor, lengths: Sequence[int]) -
     heads, tokens, head = len(qkv) // 3, qkv.shape[1], qkv.shape[2]
     context = torch.full((tokens + 1, heads * head), 7.0)
     texts = Texts.at(np.concatenate([[0], np.cumsum(lengths)]))
-    library.attention(qkv, texts, heads, context[:-1], Buffers())
+    library.attention(qkv, texts, context[:-1], Buffers())
     assert (context[-1] == 7).all()
     return context[:-1]
 

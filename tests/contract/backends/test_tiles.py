@@ -25,7 +25,7 @@ from embedctl_workers.backends.torch.packed import choosing, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.choosing import Chooser
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels, load_kernels
-from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind
+from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, by_heads
 from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, Tiles, Unit, tile_layers
@@ -145,7 +145,7 @@ def test_attention_is_that_of_float64(each: Tiles, parts: int) -> None:
         if parts == 1:
             qkv = qkv.bfloat16().float()  # the error of the products alone
         expected = torch.empty(len(qkv), heads * head, dtype=torch.float64)
-        TorchKernels().attention(qkv.double(), texts, heads, expected)
+        TorchKernels().attention(by_heads(qkv.double(), heads), texts, expected)
         assert (attend(each, qkv, texts, heads, parts) - expected).abs().max() < {1: 3e-2, 2: 5e-5}[parts] * size
 
 

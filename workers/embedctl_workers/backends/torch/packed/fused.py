@@ -17,7 +17,7 @@ from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
 
-#: Inputs and outputs of a product, and a head's columns in int8, are multiples of this; a head has at most so many.
+#: Inputs and outputs of a product, and a head's columns, are multiples of this; in int8, a head has at most so many.
 _MULTIPLE, _MOST_HEAD = 16, 256
 _HEADERS = ("vectors.h", "sums.h")
 #: Instructions that sum products of bytes in 32 bits.
@@ -55,9 +55,17 @@ class FusedLibrary(ABC):
         )
         return y
 
-    @abstractmethod
     def attend(self, x: torch.Tensor, qkv: Product, texts: Texts, heads: int, buffers: Buffers) -> torch.Tensor:
         """What attention makes of `x`, tokens × hidden, by the joined product of queries (scaled), keys and values."""
+        tokens, hidden = x.shape
+        apart = buffers("qkv", tokens, 3 * hidden).view(3 * heads, tokens, -1)
+        context = buffers("context", tokens, hidden)
+        self.attention(self.linear(x, qkv, apart, buffers), texts, context, buffers)
+        return context
+
+    @abstractmethod
+    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+        """softmax(q kᵀ) v for each text and head, into `context`; `qkv`: 3 · heads × tokens × head, queries scaled."""
 
     def rest(self, x: torch.Tensor, context: torch.Tensor, layer: FusedLayer, buffers: Buffers) -> None:
         """What follows attention: `x` becomes LayerNorm(x + out(context)), then LayerNorm(x + down(GELU(up(x))))."""
@@ -84,11 +92,8 @@ class FloatLibrary(FusedLibrary):
         super().__init__(host, ["-DFLOATS"])
         self._kernels = kernels
 
-    def attend(self, x: torch.Tensor, qkv: Product, texts: Texts, heads: int, buffers: Buffers) -> torch.Tensor:
-        tokens, hidden = x.shape
-        context = buffers("context", tokens, hidden)
-        self._kernels.attention(self.linear(x, qkv, buffers("qkv", tokens, 3 * hidden), buffers), texts, heads, context)
-        return context
+    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+        self._kernels.attention(qkv, texts, context)
 
 
 class Int8Library(FusedLibrary):
@@ -103,27 +108,14 @@ class Int8Library(FusedLibrary):
         self._attention = library("int8_attention.c", host, flags=flags, headers=_HEADERS)
         self._attention.int8_attention_scratch.restype = ctypes.c_long
 
-    def attend(self, x: torch.Tensor, qkv: Product, texts: Texts, heads: int, buffers: Buffers) -> torch.Tensor:
-        tokens, hidden = x.shape
-        apart = buffers("qkv", tokens, 3 * hidden).view(3 * heads, tokens, -1)
-        self.linear(x, qkv, apart, buffers)
-        return self.attention(apart, texts, heads, buffers("context", tokens, hidden), buffers)
-
-    def attention(
-        self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor, buffers: Buffers
-    ) -> torch.Tensor:
-        """softmax(q kᵀ) v for each text and head, into `context`, which is returned.
-
-        `qkv` is 3 · heads × tokens × head, queries scaled.
-        """
-        head = context.shape[1] // heads
+    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+        heads, head = len(qkv) // 3, qkv.shape[2]
         size = self._attention.int8_attention_scratch(ctypes.c_long(texts.longest), ctypes.c_long(head))
         self._attention.int8_attention(
             *map(address, (qkv, context, texts.offsets, texts.order)),
             *map(ctypes.c_long, (len(texts.order), heads, head)),
             *self._scratch(buffers, size),
         )
-        return context
 
 
 class _Product(ctypes.Structure):
@@ -188,13 +180,16 @@ def int8_layers(calls: Int8Library) -> LayerKind:
 
 def fits_fused(weights: Weights) -> bool:
     """Whether :class:`FloatLibrary` takes layers of these sizes and this activation."""
-    return weights.activation is None and weights.words.shape[1] % _MULTIPLE == 0
+    return weights.activation is None and _head(weights) % _MULTIPLE == 0
 
 
 def fits_int8(weights: Weights) -> bool:
     """Whether :class:`Int8Library` takes layers of these sizes and this activation."""
-    head = weights.words.shape[1] // weights.heads
-    return weights.activation is None and head <= _MOST_HEAD and head % _MULTIPLE == 0
+    return fits_fused(weights) and _head(weights) <= _MOST_HEAD
+
+
+def _head(weights: Weights) -> int:
+    return weights.words.shape[1] // weights.heads
 
 
 def up_to(size: int, multiple: int) -> int:

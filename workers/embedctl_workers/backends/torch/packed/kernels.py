@@ -91,14 +91,16 @@ class TorchKernels:
         """The tables' vectors of ids and positions, int64 and within the tables, into `x`."""
         x.copy_(tables.norm(tables.words[ids] + tables.places[positions]))
 
-    def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
-        """softmax(q kᵀ) v for each text and head, into `context`; `qkv` is tokens × (3 · hidden), queries scaled."""
-        hidden = context.shape[1]
+    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor) -> None:
+        """softmax(q kᵀ) v for each text and head, into `context`, tokens × hidden.
+
+        `qkv` is 3 · heads × tokens × head, or a view of that shape without gaps in a head's row; queries are scaled.
+        """
         for text in texts.order:
             begin, end = texts.offsets[text : text + 2].tolist()
-            q, k, v = qkv[begin:end].view(end - begin, 3, heads, hidden // heads).permute(1, 2, 0, 3)
+            q, k, v = qkv[:, begin:end].view(3, -1, end - begin, qkv.shape[2])
             one = functional.scaled_dot_product_attention(q, k, v, scale=1.0)
-            context[begin:end] = one.transpose(0, 1).reshape(end - begin, hidden)
+            context[begin:end] = one.transpose(0, 1).flatten(1)
 
     def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
         """LayerNorm(x + y) into `x`."""
@@ -110,37 +112,38 @@ class TorchKernels:
 
 
 class CompiledKernels:
-    """The same as :class:`TorchKernels`, by the libraries made from `elementwise.c` and `attention.c`."""
+    """The same as :class:`TorchKernels`, by the library made from `kernels.c`."""
 
     name = "compiled kernels"
 
-    def __init__(self, elementwise: ctypes.CDLL, attention: ctypes.CDLL) -> None:
-        self._elementwise = elementwise
-        self._attention = attention
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
 
     def embed(self, ids: torch.Tensor, positions: torch.Tensor, tables: Tables, x: torch.Tensor) -> None:
         norm = tables.norm
-        self._elementwise.embed(
+        self._library.embed(
             *map(address, (x, ids, positions, tables.words, tables.places, norm.weight, norm.bias)),
             *map(ctypes.c_long, x.shape),
             ctypes.c_float(norm.eps),
         )
 
-    def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
-        failed = self._attention.attention(
-            *map(address, (qkv, context, texts.offsets, texts.order)),
-            *map(ctypes.c_long, (len(texts.order), heads, context.shape[1] // heads, texts.longest)),
+    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor) -> None:
+        apart, row, _ = qkv.stride()
+        failed = self._library.attention(
+            address(qkv[0, 0]),
+            *map(address, (context, texts.offsets, texts.order)),
+            *map(ctypes.c_long, (len(texts.order), len(qkv) // 3, qkv.shape[2], texts.longest, row, apart)),
         )
         if failed:
             raise MemoryError(f"attention over a text of {texts.longest} tokens")
 
     def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
-        self._elementwise.add_layer_norm(
+        self._library.add_layer_norm(
             *map(address, (x, y, norm.weight, norm.bias)), *map(ctypes.c_long, x.shape), ctypes.c_float(norm.eps)
         )
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        self._elementwise.gelu(address(x), ctypes.c_long(x.numel()))
+        self._library.gelu(address(x), ctypes.c_long(x.numel()))
         return x
 
 
@@ -150,9 +153,7 @@ Kernels = TorchKernels | CompiledKernels
 def load_kernels(host: Host) -> Kernels:
     """The kernels for this CPU: from the cache, or compiled into it, or else torch's, with one line in the log."""
     try:
-        return CompiledKernels(
-            *(library(name, host, headers=("vectors.h",)) for name in ("elementwise.c", "attention.c"))
-        )
+        return CompiledKernels(library("kernels.c", host, headers=("vectors.h", "sums.h")))
     except NOT_COMPILED as error:
         log.warning("kernels are torch's own, which costs up to a third of the speed: %s", error)
         return TorchKernels()

@@ -52,12 +52,18 @@ class _PlainLayer:
     def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
         tokens, hidden = x.shape
         context, y = buffers("context", tokens, hidden), buffers("y", tokens, hidden)
-        self._kernels.attention(self._qkv(x, buffers("qkv", tokens, 3 * hidden)), texts, self._heads, context)
+        qkv = self._qkv(x, buffers("qkv", tokens, 3 * hidden))
+        self._kernels.attention(by_heads(qkv, self._heads), texts, context)
         self._kernels.add_layer_norm(x, self._out(context, y), self._attention_norm)
         inner = self._up(x, buffers("inner", tokens, self._wide))
         if self._activation is not None:
             inner = self._activation(inner)
         self._kernels.add_layer_norm(x, self._down(inner, y), self._norm)
+
+
+def by_heads(qkv: torch.Tensor, heads: int) -> torch.Tensor:
+    """tokens × (3 · hidden), seen as 3 · heads × tokens × head."""
+    return qkv.view(len(qkv), 3 * heads, -1).transpose(0, 1)
 
 
 def joined_qkv(layer: Layer, heads: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,9 +9,6 @@
 #include "vectors.h"
 #include <omp.h>
 #include <stdint.h>
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
 
 #if defined(FLOATS) && LANES == 16
 #define ROWS 12 /* with two registers of columns: a step loads little beside its 24 products */
@@ -113,17 +110,6 @@ typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
         EACH_ROW(END_ROW, COLUMNS)                                                                                     \
     }
 
-/* The lesser or greater of each lane; b where one of them is NaN. */
-#if defined(__AVX512F__)
-INLINE floats least_of_two(floats a, floats b) { return _mm512_min_ps(a, b); }
-INLINE floats most_of_two(floats a, floats b) { return _mm512_max_ps(a, b); }
-#elif defined(__AVX__)
-INLINE floats least_of_two(floats a, floats b) { return _mm256_min_ps(a, b); }
-INLINE floats most_of_two(floats a, floats b) { return _mm256_max_ps(a, b); }
-#else
-INLINE floats least_of_two(floats a, floats b) { return choose(a < b, a, b); }
-INLINE floats most_of_two(floats a, floats b) { return choose(a > b, a, b); }
-#endif
 INLINE floats magnitude(floats x) { return (floats)((ints)x & 0x7fffffff); }
 
 /* The low bytes, or the low halves, of each lane. GCC 12 makes single moves of __builtin_convertvector. */

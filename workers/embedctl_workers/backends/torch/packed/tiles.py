@@ -12,7 +12,7 @@ import torch
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, NormStruct, Texts
-from embedctl_workers.backends.torch.packed.layers import LayerKind, joined, joined_qkv
+from embedctl_workers.backends.torch.packed.layers import LayerKind, by_heads, joined, joined_qkv
 from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
@@ -163,7 +163,7 @@ class _TileLayer:
     def _attend(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
         long, short = texts.parted(_SHORT) if self._parts == 2 else (texts, None)
         if short is not None:
-            self._kernels.attention(qkv, short, self._heads, context)
+            self._kernels.attention(by_heads(qkv, self._heads), short, context)
         if long is not None:
             self._attention(qkv, long, context, buffers)
 

@@ -8,21 +8,21 @@
 
 #include <math.h>
 #include <string.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
 #define EACH(F, h)                                                                                                     \
     F(h, 0), F(h, 1), F(h, 2), F(h, 3), F(h, 4), F(h, 5), F(h, 6), F(h, 7), F(h, 8), F(h, 9), F(h, 10), F(h, 11),      \
         F(h, 12), F(h, 13), F(h, 14), F(h, 15)
-#define QUERIES 8
 #elif defined(__AVX__)
 #define LANES 8
 #define EACH(F, h) F(h, 0), F(h, 1), F(h, 2), F(h, 3), F(h, 4), F(h, 5), F(h, 6), F(h, 7)
-#define QUERIES 4 /* 16 registers: two accumulators a query and what feeds them */
 #else
 #define LANES 4
 #define EACH(F, h) F(h, 0), F(h, 1), F(h, 2), F(h, 3)
-#define QUERIES 8
 #endif
 
 typedef float floats __attribute__((vector_size(4 * LANES)));
@@ -40,6 +40,18 @@ static inline void store(float *at, floats value) { *(unaligned *)at = value; }
 static inline floats all(float value) { return value - (floats){0}; }
 static inline floats choose(ints mask, floats yes, floats no) { return (floats)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
+/* The lesser or greater of each lane; b where one of them is NaN. */
+#if defined(__AVX512F__)
+static inline floats least_of_two(floats a, floats b) { return _mm512_min_ps(a, b); }
+static inline floats most_of_two(floats a, floats b) { return _mm512_max_ps(a, b); }
+#elif defined(__AVX__)
+static inline floats least_of_two(floats a, floats b) { return _mm256_min_ps(a, b); }
+static inline floats most_of_two(floats a, floats b) { return _mm256_max_ps(a, b); }
+#else
+static inline floats least_of_two(floats a, floats b) { return choose(a < b, a, b); }
+static inline floats most_of_two(floats a, floats b) { return choose(a > b, a, b); }
+#endif
+
 #define SWAP(h, lane) ((lane) ^ (h))
 static inline float sum_of(floats v) {
 #if LANES > 8
@@ -53,16 +65,15 @@ static inline float sum_of(floats v) {
     return v[0];
 }
 
-static inline floats larger(floats a, floats b) { return choose(a > b, a, b); }
 static inline float largest_of(floats v) {
 #if LANES > 8
-    v = larger(v, SHUFFLE(v, v, SWAP, 8));
+    v = most_of_two(v, SHUFFLE(v, v, SWAP, 8));
 #endif
 #if LANES > 4
-    v = larger(v, SHUFFLE(v, v, SWAP, 4));
+    v = most_of_two(v, SHUFFLE(v, v, SWAP, 4));
 #endif
-    v = larger(v, SHUFFLE(v, v, SWAP, 2));
-    v = larger(v, SHUFFLE(v, v, SWAP, 1));
+    v = most_of_two(v, SHUFFLE(v, v, SWAP, 2));
+    v = most_of_two(v, SHUFFLE(v, v, SWAP, 1));
     return v[0];
 }
 
@@ -87,27 +98,9 @@ static inline void transpose(floats rows[LANES]) {
 #endif
 }
 
-/* e^x for x <= 88; relative error below 2e-7. Coefficients: Cephes, expf.c. */
-static inline floats exponential(floats x) {
-    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
-    x = choose(x < -87.0f, all(-87.0f), x);
-    floats n = x * 1.44269504f + shift - shift;
-    floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    floats p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
-    return p * (floats)power;
-}
-
 /* x * Phi(x), with an absolute error below 1e-6; erf by a rational function on -4…4, as Eigen and XLA have it. */
 static inline floats gelu_of(floats x) {
-    floats z = x * 0.70710678f;
-    z = choose(z > 4.0f, all(4.0f), choose(z < -4.0f, all(-4.0f), z));
+    const floats z = least_of_two(all(4.0f), most_of_two(all(-4.0f), x * 0.70710678f));
     const floats t = z * z;
     floats p = all(-2.72614225801306e-10f), q = all(-1.45660718464996e-05f);
     p = p * t + 2.77068142495902e-08f;
