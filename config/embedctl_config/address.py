@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import NamedTuple, Self
 
@@ -42,3 +43,12 @@ def address_of(text: str, setting: str) -> Address:
             f"{setting}: {text!r} is no address to listen at: use HOST:PORT, such as 0.0.0.0:8080 or [::1]:8080, or a "
             "port alone for 127.0.0.1"
         ) from None
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

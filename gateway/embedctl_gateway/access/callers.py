@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from embedctl.common.notices import Reminder
-from embedctl.operating.dashboard.access import is_loopback
+from embedctl_config.address import is_loopback
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings, expanded
 from embedctl_gateway.access.key_file import Key, hash_of, keys_in, text_of

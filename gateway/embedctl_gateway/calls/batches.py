@@ -1,20 +1,24 @@
-"""OpenAI's calls of batches."""
+"""OpenAI's calls of batches, and the answers so far of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_shared_thread
-from embedctl.store.stored_files import Once
-from embedctl_config.errors import BrokerUnavailable
+from embedctl.store.batches import StoredBatch
+from embedctl.store.stored_files import PART_BYTES, Once
+from embedctl_config.errors import BrokerUnavailable, JobCancelled, JobNotFound
 from embedctl_config.retry import REDIS, RetryLimit
+from embedctl_gateway.batches.answers import Place, in_order, page
 from embedctl_gateway.calls.common import Call
 from embedctl_gateway.calls.objects import (
     ANSWERED,
     BATCH,
+    ENDED,
     REFUSED,
     after_of,
     batch_object,
@@ -34,6 +38,8 @@ _CANCELLED = ("cancelling", "cancelled")
 _SURE_S = 30.0
 #: How long a batch is tried to be cancelled that may have been made in vain (seconds).
 _WITHDRAW_S = 600.0
+#: Lines are sent together up to this size (bytes).
+_PIECE_BYTES = 256 * 1024
 
 
 async def create(call: Call) -> Response:
@@ -104,3 +110,56 @@ async def _surely(work: Callable[[], T]) -> T:
     BrokerUnavailable if Redis has not answered for some time."""
     limit = RetryLimit(longest_s=_SURE_S, while_full=False)
     return await REDIS.acall(lambda: in_shared_thread(work), BrokerUnavailable, failed=limit)
+
+
+async def results(call: Call) -> Response:
+    after = Place.of(call.request.query_params.get("after"))
+    batch_id = call.request.path_params["id"]
+    batch = await call.batch(batch_id)
+    if batch.status not in ENDED:
+        lines, place = b"", after
+        if job_id := batch.facts.get("job"):
+            call.hold(2 * PART_BYTES)
+            broker = Broker.shared(call.gateway.settings)
+            try:
+                lines, place = await call.gateway.in_thread(lambda: page(broker, job_id, after))
+            except (JobNotFound, JobCancelled):
+                batch = await call.batch(batch_id)  # it may have ended since
+        if batch.status not in ENDED:
+            return Response(lines, headers=_heads(place, incomplete=True))
+    return await _all_results(call, batch, after)
+
+
+async def _all_results(call: Call, batch: StoredBatch, after: Place) -> Response:
+    ids = {name: batch.facts.get(name) for name in ("output_file_id", "error_file_id")}
+    files = [await call.file(file_id, name) for name, file_id in ids.items() if file_id]
+    heads = _heads(Place(sum(batch.number(name) for name in ("completed", "failed"))), incomplete=False)
+    call.hold(2 * PART_BYTES * len(files))
+    pieces = _pieces(in_order(call.gateway.files, files, after.line))
+    first = await call.gateway.in_thread(lambda: next(pieces, b""))  # what fails now is still told
+
+    async def stream() -> AsyncIterator[bytes]:
+        piece = first
+        while piece:
+            yield piece
+            piece = await call.gateway.in_thread(lambda: next(pieces, b""))
+
+    return StreamingResponse(stream(), headers=heads)
+
+
+def _pieces(lines: Iterator[bytes]) -> Iterator[bytes]:
+    piece = bytearray()
+    for line in lines:
+        piece += line
+        if len(piece) >= _PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+def _heads(place: Place, *, incomplete: bool) -> dict[str, str]:
+    return {
+        "content-type": "application/x-ndjson",
+        "x-incomplete": str(incomplete).lower(),
+        "x-last-line": str(place) if incomplete else str(place.line),
+    }

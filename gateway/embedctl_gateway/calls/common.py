@@ -1,4 +1,4 @@
-"""What all calls have in common: who asks, bounds, errors, and a caller who may go away."""
+"""What all calls have in common: who asks, bounds, errors, a caller who may go away, and answers piece by piece."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from embedctl.common.daemons import DaemonThreads, doing_for, for_nobody
@@ -68,6 +68,8 @@ _MOVERS, _FOR_EACH = 8, 2
 _GONE = 499
 #: Of a connection's state: what is to know the tenant of its caller, who has shown a key or needs none.
 KNOWN = "known"
+#: Rows that are written at once: a long answer must not keep the gateway from others.
+ROWS = 32
 
 
 class Gateway:
@@ -379,3 +381,17 @@ def tokens_of(texts: Sequence[str], most: int) -> float:
 
 def _too_large() -> Refusal:
     return invalid(f"the body has more than {MAX_BODY_BYTES:,} bytes", "request_too_large", None, 413)
+
+
+async def answered(lines: AsyncIterator[bytes], rows: int, headers: Mapping[str, str] | None = None) -> Response:
+    """The response with a JSON value in several pieces: a short one with its length, a long one piece by piece."""
+    if rows > ROWS:
+        return StreamingResponse(_in_turns(lines), 200, headers, "application/json")
+    return Response(b"".join([line async for line in lines]), 200, headers, "application/json")
+
+
+async def _in_turns(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same pieces; other requests have their turn after each of them."""
+    async for line in lines:
+        yield line
+        await asyncio.sleep(0)

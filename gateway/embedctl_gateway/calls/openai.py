@@ -12,9 +12,8 @@ from starlette.responses import JSONResponse, Response
 from embedctl.destinations.answers import as_base64, as_floats
 from embedctl.jobs.options import ONE_VECTOR
 from embedctl.waiting.results import Vectors
-from embedctl_gateway.calls.common import Call
+from embedctl_gateway.calls.common import ROWS, Call, answered
 from embedctl_gateway.calls.openapi import check_known
-from embedctl_gateway.embedding.answers import ROWS, answered
 from embedctl_gateway.embedding.catalogue import Served
 from embedctl_gateway.embedding.embedder import Asked, Embedded
 from embedctl_gateway.http.fields import dimensions_of, texts_of

@@ -11,9 +11,8 @@ from starlette.responses import JSONResponse, Response
 from embedctl.destinations.answers import as_floats
 from embedctl.jobs.options import Long
 from embedctl_config import __version__
-from embedctl_gateway.calls.common import MAX_TOKENS, Call
+from embedctl_gateway.calls.common import MAX_TOKENS, ROWS, Call, answered
 from embedctl_gateway.calls.openapi import check_known
-from embedctl_gateway.embedding.answers import ROWS, answered
 from embedctl_gateway.embedding.embedder import Asked, Embedded
 from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimensions_of, texts_of
 from embedctl_gateway.http.refusals import refuse

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
 from embedctl.queueing.listening import in_shared_thread
-from embedctl_gateway.calls import batches, files, jobs, openai, openapi, page, results, tei
+from embedctl_gateway.calls import batches, files, jobs, openai, openapi, page, tei
 from embedctl_gateway.calls.common import Call, Endpoint, Gateway, Handler
 from embedctl_gateway.http.refusals import Refusal, Style, as_openai, as_tei, unavailable
 from embedctl_gateway.serving.memory import keep_small
@@ -70,7 +70,7 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("GET", "/batches", batches.listed, as_openai),
     ("GET", "/batches/{id}", batches.retrieve, as_openai),
     ("POST", "/batches/{id}/cancel", batches.cancel, as_openai),
-    ("GET", "/batches/{id}/results", results.results, as_openai),
+    ("GET", "/batches/{id}/results", batches.results, as_openai),
     ("POST", "/batches/{id}/retry", batches.retry, as_openai),
     ("POST", "/jobs", jobs.create, as_openai),
     ("GET", "/jobs", jobs.listed, as_openai),

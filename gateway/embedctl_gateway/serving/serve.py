@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from embedctl.operating.dashboard.access import is_loopback
 from embedctl.operating.monitoring.endpoint import listen_at
+from embedctl_config.address import is_loopback
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
 from embedctl_config.settings import Settings, expanded
 

@@ -28,7 +28,7 @@ from embedctl_config.printable import printable
 from embedctl_config.record_ids import as_text
 
 if TYPE_CHECKING:
-    from embedctl.terminal.bottom_line import BottomLine
+    from embedctl.terminal.columns import BottomLine
 
 #: Without a terminal, a line is printed this often (seconds).
 _LINE_EVERY_S = 10.0
@@ -92,7 +92,7 @@ class JobProgress:
         terminal = sys.stderr.isatty() and not self._console.quiet and not self._console.is_dumb_terminal
         if self._moving and terminal:
             # Imported only here, because most commands never draw.
-            from embedctl.terminal.bottom_line import BottomLine
+            from embedctl.terminal.columns import BottomLine
 
             self._line = BottomLine(self._console, lambda width: progress_line(self._now, width))
             self._line.start()

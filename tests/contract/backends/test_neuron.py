@@ -25,8 +25,7 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.neuron import recipe, tracing
 from embedctl_workers.backends.neuron.backend import NeuronBackend, Pending
-from embedctl_workers.backends.neuron.options import TraceOptions
-from embedctl_workers.backends.neuron.recipe import artifact_for, wanted
+from embedctl_workers.backends.neuron.recipe import TraceOptions, artifact_for, wanted
 from embedctl_workers.backends.onnx.export import WholeModel
 from embedctl_workers.building import neuron as build
 from embedctl_workers.commands import model

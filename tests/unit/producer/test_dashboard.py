@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 from tornado.ioloop import IOLoop
 
-from embedctl.operating.dashboard.access import allowed_users, is_loopback
-from embedctl_config.address import Address
+from embedctl.operating.dashboard.serve import allowed_users
+from embedctl_config.address import Address, is_loopback
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 

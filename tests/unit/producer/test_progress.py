@@ -19,7 +19,7 @@ from rich.text import Text
 
 from embedctl.cli import results
 from embedctl.store import JobStatus
-from embedctl.terminal.bottom_line import BottomLine
+from embedctl.terminal.columns import BottomLine
 from embedctl.terminal.progress import Activity, JobProgress, progress_line
 from embedctl.waiting.results import ChunkVectors
 from tests.support.jobs import status_of

@@ -238,7 +238,7 @@ def test_a_gate_that_passed_is_not_run_again_unless_something_changed(
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert rows(Gated()) == whole
     assert rows(Gated()) == 1
-    monkeypatch.setattr("embedctl_workers.models.noted._PACKAGE", Path(__file__).parent)
+    monkeypatch.setattr("embedctl_workers.models.cache._PACKAGE", Path(__file__).parent)
     assert rows(Gated()) == whole
 
 

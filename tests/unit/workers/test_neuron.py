@@ -13,7 +13,7 @@ import pytest
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
 from embedctl_workers.backends.neuron import runtime
 from embedctl_workers.backends.neuron.backend import runs_of
-from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.recipe import TraceOptions
 from tests.support.neuron_site import fake_machine, installed, use_site
 
 pytestmark = pytest.mark.slow

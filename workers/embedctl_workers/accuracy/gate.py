@@ -20,8 +20,8 @@ from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.cache import files_in, note, noted, software
 from embedctl_workers.models.gate_texts import KNOWN_GOOD, PROMPT, TEXTS
-from embedctl_workers.models.noted import files_in, note, noted, software
 from embedctl_workers.models.references import references_for
 
 _NAMES = tuple(TEXTS)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from embedctl_workers.backends.neuron.backend import engine_of
-from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.recipe import TraceOptions
 from embedctl_workers.backends.neuron.runtime import COMPILER, RUNTIME, load_runtime
 from embedctl_workers.backends.neuron.tracing import tracer, write_traces
 from embedctl_workers.building.manifests import origin_of

@@ -103,8 +103,7 @@ def _progress() -> Iterator[Progress]:
     if not sys.stderr.isatty() or console.is_dumb_terminal:
         yield Progress(say)
         return
-    from embedctl.terminal.bottom_line import BottomLine
-    from embedctl.terminal.columns import cut, plain
+    from embedctl.terminal.columns import BottomLine, cut, plain
 
     progress = Progress(say, in_log=False)
     line = BottomLine(console, lambda width: cut(plain(progress.line()), width))

@@ -10,8 +10,7 @@ from pathlib import Path
 from embedctl_config.cpu import cpu_identity
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.devices import Accelerator
-from embedctl_workers.models.cache import keep
-from embedctl_workers.models.noted import noted, path_of
+from embedctl_workers.models.cache import keep, noted, path_of
 
 log = logging.getLogger(__name__)
 

@@ -40,10 +40,9 @@ from embedctl_workers.machine.cgroup import bound_memory
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.tally import Tally
-from embedctl_workers.models.cache import cache_folder, locked, private_folder
+from embedctl_workers.models.cache import cache_folder, locked, note, noted, private_folder
 from embedctl_workers.models.facts import UNLIMITED, told
 from embedctl_workers.models.files import names_of
-from embedctl_workers.models.noted import note, noted
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Announcement, Health
 from embedctl_workers.serving.heartbeat import Heartbeat, start_sweeping

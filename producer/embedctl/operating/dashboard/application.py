@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from celery.events import EventReceiver
 
-from embedctl.operating.dashboard.access import is_loopback
 from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
+from embedctl_config.address import is_loopback
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import EmbedctlError, MissingExtra
 from embedctl_config.retry import ASIDE, Streak

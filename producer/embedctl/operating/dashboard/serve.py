@@ -12,15 +12,50 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedctl.operating.dashboard.access import allowed_users
 from embedctl.operating.dashboard.application import Dashboard
 from embedctl.operating.local import state_folder
 from embedctl.operating.monitoring.endpoint import listen_at
 from embedctl.queueing.broker import Broker
 from embedctl.store.connection import without_password
+from embedctl_config.address import address_of, is_loopback
 from embedctl_config.durable import locked
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
-from embedctl_config.settings import Settings
+from embedctl_config.settings import Settings, expanded
+
+
+def allowed_users(settings: Settings) -> list[str]:
+    """The users who may look, as `user:password`; empty if everyone on this machine may. Raises SettingsError if other
+    machines can reach the dashboard, and it has no users; or `flower_auth_file` is not valid."""
+    if settings.flower_auth_file:
+        return _read_users(expanded(settings.flower_auth_file, "flower_auth_file"))
+    if not is_loopback(address_of(settings.flower_address, "flower_address").host):
+        raise SettingsError(
+            f"flower_address: {settings.flower_address!r} can be reached from other machines, and the dashboard would "
+            "ask nobody for a password. Write a line `user:password` into a file that only you can read, and name it "
+            "with --auth-file or EMBEDCTL_FLOWER_AUTH_FILE; or listen at 127.0.0.1"
+        )
+    return []
+
+
+def _read_users(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError as error:
+        raise SettingsError(f"flower_auth_file: {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        # The error would show a part of the password. Browsers encode characters beyond ASCII differently.
+        raise SettingsError(f"flower_auth_file: {path}: use ASCII characters only") from None
+    users = []
+    for number, line in enumerate(lines, 1):
+        user, _, password = line.partition(":")
+        if user and password:
+            users.append(line)
+        elif line.strip():
+            raise SettingsError(f"flower_auth_file: {path}, line {number}: expected `user:password`")
+    if not users:
+        raise SettingsError(f"flower_auth_file: {path} names no user: write lines `user:password`")
+    return users
+
 
 try:
     from flower.command import extract_settings

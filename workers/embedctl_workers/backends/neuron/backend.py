@@ -16,8 +16,7 @@ from embedctl_config.errors import ModelError, WorkerError
 from embedctl_config.hardware import THRESHOLDS, ModelEntry
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.neuron.options import TraceOptions
-from embedctl_workers.backends.neuron.recipe import artifact_for
+from embedctl_workers.backends.neuron.recipe import TraceOptions, artifact_for
 from embedctl_workers.backends.neuron.runtime import RUNTIME, Traces, device_lost, load_runtime, trace_file, version_of
 from embedctl_workers.backends.onnx.inputs import GraphBackend
 from embedctl_workers.machine.host import Host
@@ -104,7 +103,7 @@ class NeuronBackend(GraphBackend):
     Texts are tokenised once, unpadded. A batch is cut into runs with as many rows as the traces. A run that lacks rows
     is filled up with copies of one of its rows.
 
-    Options: those of :class:`~embedctl_workers.backends.neuron.options.TraceOptions`.
+    Options: those of :class:`~embedctl_workers.backends.neuron.recipe.TraceOptions`.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("buckets", "batch", "auto_cast", "target")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
-from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.runtime import (
     COMPILER,
     RUNTIME,
@@ -26,8 +25,78 @@ from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
+#: The shortest default bucket (tokens). Each further one is twice as long as the one before.
+_SHORTEST_DEFAULT = 32
+#: The shortest bucket allowed (tokens): the example needs room for padding, or tracing would leave out the mask.
+_SHORTEST_ALLOWED = 2
+_CASTS = ("matmult", "none")
 #: The kind of artefact. The backend that runs it has the same name.
 NEURON = "neuron"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How a model is traced."""
+
+    buckets: Sequence[int] = ()  #: lengths in tokens, ascending; empty: 32, 64, 128 and so on
+    batch: int = 16  #: rows of every run of the device
+    auto_cast: str = "matmult"  #: the operations that are computed in bf16: `matmult`, or `none`
+    target: str = ""  #: the instance family; empty: this machine's
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> TraceOptions:
+        """Check a class's options; a SettingsError if one of them is not valid."""
+        chosen = cls()
+        buckets = _buckets(options.get("buckets", ""))
+        batch = options.get("batch", chosen.batch)
+        auto_cast = options.get("auto_cast", chosen.auto_cast)
+        target = options.get("target", chosen.target)
+        if type(batch) is not int or batch < 1:
+            raise SettingsError(f"option batch of backend neuron: {batch!r} is not a number of rows, such as 16")
+        if auto_cast not in _CASTS:
+            raise SettingsError(f"option auto_cast of backend neuron: {auto_cast!r} is neither {' nor '.join(_CASTS)}")
+        if target not in ("", *TARGETS):
+            raise SettingsError(f"option target of backend neuron: {target!r} is none of {', '.join(TARGETS)}")
+        return cls(buckets, batch, auto_cast, target)
+
+    @property
+    def flags(self) -> list[str]:
+        flags = ["--model-type", "transformer", "--auto-cast", self.auto_cast]
+        # Without --auto-cast the type alone changes nothing.
+        return flags if self.auto_cast == "none" else [*flags, "--auto-cast-type", "bf16"]
+
+    @property
+    def recipe(self) -> dict[str, str]:
+        """All options that determine a trace, except the target."""
+        buckets = " ".join(map(str, self.buckets)) or "doubling"
+        return {"buckets": buckets, "batch": str(self.batch), "flags": " ".join(self.flags)}
+
+    def buckets_for(self, max_tokens: int) -> list[int]:
+        """A model's buckets, ascending, in tokens, up to its maximum; a SettingsError if those set are too short."""
+        buckets = list(self.buckets) or [_SHORTEST_DEFAULT]
+        while not self.buckets and buckets[-1] < max_tokens:
+            buckets.append(2 * buckets[-1])
+        if buckets[-1] < max_tokens:
+            raise SettingsError(
+                f"option buckets of backend neuron ends at {buckets[-1]} tokens, and the model takes {max_tokens}: add "
+                f"{max_tokens}"
+            )
+        return [*(bucket for bucket in buckets if bucket < max_tokens), max_tokens]
+
+
+def _buckets(value: object) -> list[int]:
+    """Parse `32, 64, 128` into numbers, ascending."""
+    try:
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise ValueError  # noqa: TRY004, TRY301  (one message for every fault)
+        buckets = sorted({int(part) for part in str(value).split(",") if part.strip()})
+        if buckets and buckets[0] < _SHORTEST_ALLOWED:
+            raise ValueError  # noqa: TRY301  (as above)
+    except ValueError:
+        raise SettingsError(
+            f"option buckets of backend neuron: {value!r} is not a list of lengths in tokens, such as '32,64,128'"
+        ) from None
+    return buckets
 
 
 def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from embedctl_config.errors import WorkerError
-from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.recipe import TraceOptions
 from embedctl_workers.backends.neuron.runtime import RUNTIME, Traces, trace_file, version_of
 from embedctl_workers.backends.onnx.export import WholeModel, example_of, write_facts
 from embedctl_workers.backends.onnx.inputs import ModelFacts

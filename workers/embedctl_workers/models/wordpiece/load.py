@@ -14,9 +14,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.cache import note, noted, software
 from embedctl_workers.models.compiling import NOT_COMPILED, compiled
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
-from embedctl_workers.models.noted import note, noted, software
 from embedctl_workers.models.wordpiece.compiled import CompiledWordPiece, OddWords, load_library
 from embedctl_workers.models.wordpiece.rules import NotSupported, Rules, rules_of
 

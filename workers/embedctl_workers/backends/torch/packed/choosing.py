@@ -23,9 +23,9 @@ from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_lay
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, Tiles, Unit, fit_tiles, tile_layers
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.cache import note, noted
 from embedctl_workers.models.compiling import NOT_COMPILED
 from embedctl_workers.models.fastest import Choice, fastest
-from embedctl_workers.models.noted import note, noted
 
 log = logging.getLogger(__name__)
 
