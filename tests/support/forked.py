@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import forkserver, process, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -39,20 +39,39 @@ from typing import IO, Any, Self
 from filelock import FileLock
 
 _PRELOADED = [
+    "billiard.pool",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.apps.worker",
     "celery.backends.base",
     "celery.events",
+    "celery.worker.autoscale",
+    "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.strategy",
     "kombu.transport.redis",
+    "psutil",
     "embedctl.cli",
+    "embedctl.cli.disposal",
+    "embedctl.cli.fetch",
+    "embedctl.cli.jobs",
+    "embedctl.cli.listing",
+    "embedctl.cli.run",
+    "embedctl.cli.status",
+    "embedctl.cli.submit",
     "embedctl_workers.commands.worker",
     "embedctl_workers.serving.lifecycle",
     "embedctl_workers.backends.dummy",
     "embedctl_workers.commands.up",
     "embedctl_gateway.serving.serve",
+    "encodings.ascii",
     # What commands import as they need it, where it is installed. LanceDB itself starts a thread, which no fork has: so
     # only the most of what it imports is here.
     "filelock",
     "orjson",
+    "rich._emoji_codes",
     "sqlite3",
     "s3fs",
     "aiobotocore.session",
@@ -74,6 +93,7 @@ _PRELOADED = [
     "overrides",
     "tqdm",
     "tests.support.limits",
+    "tests.support.made_scripts",
     "tests.support.prepared",
     __name__,
 ]
@@ -264,24 +284,22 @@ def run_forked(
         out, err, given = Path(own, "out"), Path(own, "err"), Path(own, "in")
         given.write_text(stdin or "")
         with given.open() as stream:
-            process = Forked(
-                arguments, environment, folder, out, err, stdin=stream.fileno(), prepare=prepare, model=model
-            )
+            fork = Forked(arguments, environment, folder, out, err, stdin=stream.fileno(), prepare=prepare, model=model)
         try:
-            status = process.wait(120)
+            status = fork.wait(120)
         finally:
-            process.kill()
-        return subprocess.CompletedProcess(process.args, status, out.read_text(), err.read_text())
+            fork.kill()
+        return subprocess.CompletedProcess(fork.args, status, out.read_text(), err.read_text())
 
 
 def status_of_fork(function: Callable[..., None], *given: Any, model: bool = False) -> int:
     """The exit status of a fork that calls a function; both are pickled."""
-    process = _started(function, given, model=model)
-    process.join(120)
-    process.kill()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
+    fork = _started(function, given, model=model)
+    fork.join(120)
+    fork.kill()
+    fork.join()
+    assert fork.exitcode is not None
+    return fork.exitcode
 
 
 def server_pids() -> set[int]:
@@ -323,10 +341,14 @@ class _Server(forkserver.ForkServer):
 
     sharing: Sharing | None = None
 
-    def __init__(self, name: str, modules: list[str]) -> None:
+    def __init__(self, name: str, modules: list[str], parent: _Server | None = None) -> None:
+        """
+        Args:
+            parent: the server that it is a fork of, so that it need not import again what that has imported.
+        """
         super().__init__()
         self.set_forkserver_preload(modules)
-        self._name, self._modules = name, modules
+        self._name, self._modules, self._parent = name, modules, parent
 
     @property
     def pid(self) -> int | None:
@@ -337,6 +359,8 @@ class _Server(forkserver.ForkServer):
             if self.sharing is None:
                 Sharing.begin().join()
             assert self.sharing
+            if self._parent is not None:
+                self._parent.ensure_running()  # it takes the same lock
             with FileLock(self.sharing.folder / "lock"):
                 self._find(self.sharing.folder)
 
@@ -353,30 +377,47 @@ class _Server(forkserver.ForkServer):
 
     def _start(self, listener: int, folder: Path) -> None:
         alive = os.open(folder / "alive", os.O_RDONLY)
-        main = f"main({listener}, {alive}, {self._modules}, sys_path={sys.path})"
-        # What is imported stays, so looking for garbage in it would be a quarter of the time.
-        code = f"import gc; gc.disable(); from multiprocessing.forkserver import main; {main}"
-        python = os.fsencode(sys.executable)
-        self._forkserver_pid = util.spawnv_passfds(python, [sys.executable, "-c", code], [listener, alive])
+        if self._parent is None:
+            main = f"main({listener}, {alive}, {self._modules}, sys_path={sys.path})"
+            # What is imported stays, so looking for garbage in it would be a quarter of the time.
+            code = f"import gc; gc.disable(); from multiprocessing.forkserver import main; {main}"
+            python = os.fsencode(sys.executable)
+            self._forkserver_pid = util.spawnv_passfds(python, [sys.executable, "-c", code], [listener, alive])
+        else:
+            ends = [_Descriptor(listener), _Descriptor(alive)]
+            server = _launched(_serve, (self._modules, *ends), self._parent)
+            process._children.discard(server)  # type: ignore[attr-defined]  # it would end with this process
+            self._forkserver_pid = server.pid
         os.close(alive)
 
 
 _PLAIN = _Server("plain", _PRELOADED)
-_MODEL = _Server("model", [*_PRELOADED, "tests.support.model_libraries"])
+_MODEL = _Server("model", ["tests.support.model_libraries"], _PLAIN)
 _LAUNCHING = threading.Lock()
 
 
 def _started(function: Callable[..., None], given: Sequence[Any], *, model: bool) -> ForkServerProcess:
-    process = ForkServerProcess(target=_in_fork, args=(function, *given), daemon=True)
+    return _launched(_in_fork, (function, *given), _MODEL if model else _PLAIN)
+
+
+def _launched(function: Callable[..., None], given: Sequence[Any], server: _Server) -> ForkServerProcess:
+    made = ForkServerProcess(target=function, args=given, daemon=True)
+    server.ensure_running()
     with _LAUNCHING:
         # The standard library knows one server, so it is told of ours meanwhile.
         known = forkserver.connect_to_new_process
-        forkserver.connect_to_new_process = (_MODEL if model else _PLAIN).connect_to_new_process
+        forkserver.connect_to_new_process = server.connect_to_new_process
         try:
-            process.start()
+            made.start()
         finally:
             forkserver.connect_to_new_process = known
-    return process
+    return made
+
+
+def _serve(modules: list[str], listener: _Descriptor, alive: _Descriptor) -> None:
+    """Be another server."""
+    gc.disable()
+    forkserver.main(listener.number, alive.number, modules)
 
 
 def _in_fork(function: Callable[..., None], *given: Any) -> None:
