@@ -15,7 +15,7 @@ SIDE ?= -n 3 --dist worksteal
 side = $(if $(SIDE),-n $(1) --dist worksteal)
 # Each process imports all that it collects, so modules that import torch or lancedb have one of their own.
 HEAVY = tests/contract/backends tests/contract/destinations \
-	$(shell grep -rlE 'tiny_models|neuron_site|sentence_transformers' tests/unit tests/e2e --include='test_*.py')
+	$(shell grep -rlE 'tiny_models|neuron_site|sentence_transformers|"lancedb"|KINDS' tests/unit tests/e2e --include='test_*.py')
 # Modules that may have slow tests, and those among them that are heavy.
 SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles --exclude-dir=containers)
 MODELS = $(filter $(HEAVY) $(HEAVY:%=%/%),$(SLOW))

@@ -387,6 +387,7 @@ class _Server(forkserver.ForkServer):
             ends = [_Descriptor(listener), _Descriptor(alive)]
             server = _launched(_serve, (self._modules, *ends), self._parent)
             process._children.discard(server)  # type: ignore[attr-defined]  # it would end with this process
+            assert server.pid is not None
             self._forkserver_pid = server.pid
         os.close(alive)
 

@@ -114,11 +114,11 @@ def test_links_in_a_circle_do_no_harm_and_those_that_lead_nowhere_are_named() ->
 @pytest.mark.parametrize("change", ["grows", "is cut", "is replaced"])
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: str) -> None:
     path = tmp_path / "c.txt"
-    path.write_text("a text\n" * 20_000)
+    path.write_text(f"{'a text' * 25}\n" * 1000)
 
     def changed() -> None:
         if change == "is replaced":
-            (tmp_path / "new").write_text("a text\n" * 20_000)
+            (tmp_path / "new").write_text(f"{'a text' * 25}\n" * 1000)
             (tmp_path / "new").rename(path)
         else:
             with path.open("a" if change == "grows" else "r+") as stream:
@@ -126,7 +126,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change:
 
     corpus = opened(path)
     corpus.check()
-    assert len(list(corpus.records())) == 20_000
+    assert len(list(corpus.records())) == 1000
     reading = corpus.records()
     next(reading)
     changed()
