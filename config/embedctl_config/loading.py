@@ -39,7 +39,7 @@ _OTHERS = (CONFIG_VARIABLE, LEVEL_VARIABLE)
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    allow_pickle cache cpus dialect dims drain dry_run dtype duplicates
+    allow_pickle cache cpus dialect dims dims_anyway drain dry_run dtype duplicates
     exporter force format fresh gateway gpu gpu_workers http id_field if_missing json keep lane limit log_level
     long max_errors may neuron_core no_build no_clobber normalize output passwords peers
     per pooling precision price prompt pull quick quiet ranges ready records redis_7 report resume skip_bad_lines sync

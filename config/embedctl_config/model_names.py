@@ -57,5 +57,13 @@ def unknown_prompt(model: str, prompts: Iterable[str]) -> str:
     return f"model {model} has the prompts {names}" if names else f"model {model} has no prompts with names: use prompt"
 
 
+def not_matryoshka(model: str) -> str:
+    """Why vectors of a model are not cut."""
+    return (
+        f"neither the card nor the configuration of model {model} says that it was trained for shorter vectors "
+        "(Matryoshka), so cut ones may find much less: leave out --dims, or cut them with --dims-anyway (dims_anyway)"
+    )
+
+
 def _form(name: str) -> str:
     return name.rpartition("/")[2].lower()

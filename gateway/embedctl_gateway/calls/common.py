@@ -365,6 +365,8 @@ def check_sizes(asked: Asked, served: Served) -> None:
     to those that the model takes of a text."""
     if asked.dimensions is not None and asked.dimensions > served.dim:
         refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")
+    if asked.dimensions not in (None, served.dim) and not served.matryoshka:
+        refuse(f"{served.name} was not trained for shorter vectors (Matryoshka)", "invalid_value", "dimensions")
     most = 0 if asked.long == "mean" else served.max_tokens
     if tokens_of(asked.texts, most) > MAX_TOKENS:
         refuse(

@@ -192,6 +192,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             long=_or_null(type="string", description=", ".join(get_args(Long))),
             normalize=_or_null(type="boolean", description="true by default"),
             dimensions=_or_null(type="integer", minimum=1),
+            dims_anyway=_or_null(type="boolean", description="cut vectors of any model"),
             chunk_size=_or_null(type="integer", minimum=1, description="most records in a chunk"),
             chunk_bytes=_or_null(type="integer", minimum=1, description="most text in a chunk"),
             ttl=_or_null(type="number", minimum=1, description="seconds to keep the job after its end"),

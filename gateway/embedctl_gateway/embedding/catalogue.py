@@ -29,13 +29,14 @@ _RENEWED_S = OFFERS_S / 2
 class Served:
     """A model that live workers serve: in which precision, the most accurate one, and of how many dimensions. Texts
     longer than `max_tokens` are truncated; 0 if the model has no limit, or no worker says so. `spelling_of` is the
-    model's name, if this one is another spelling of it; else empty."""
+    model's name, if this one is another spelling of it; else empty. `matryoshka`: whether vectors can be cut."""
 
     name: str
     precision: str
     dim: int
     max_tokens: int
     spelling_of: str
+    matryoshka: bool = True
 
 
 class Catalogue:
@@ -87,7 +88,7 @@ class Catalogue:
         for (hardware, name, precision), offer in sorted(offers.items()):
             if not self._takes(hardware):
                 continue
-            one = Served(name, precision, offer.dim, offer.max_tokens, offer.spelling_of)
+            one = Served(name, precision, offer.dim, offer.max_tokens, offer.spelling_of, offer.matryoshka)
             if name not in found or _rank(one) < _rank(found[name]):
                 found[name] = one
         if not found and (full := self._broker.connection.full_bytes()):

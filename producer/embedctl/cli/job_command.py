@@ -172,6 +172,7 @@ def _vectors_options(hardware: str) -> Callable[[F], F]:
             metavar="N",
             help="Keep the first N components of every vector, for models trained for that (Matryoshka). Default: all.",
         ),
+        option("--dims-anyway", is_flag=True, help="Let --dims cut vectors of any model."),
     )
 
 

@@ -55,7 +55,7 @@ _NOT_ASKED = ("resume", "duplicates")
 #: Options that every job holds.
 _ALWAYS_HELD = (*DECIDING_OPTIONS, "dimensions", "chunk_size")
 #: Those that a job holds only if they are set.
-_IF_SET = (*LATER_OPTIONS, *_OF_RECORDS, "column_types")
+_IF_SET = (*LATER_OPTIONS, *_OF_RECORDS, "column_types", "dims_anyway")
 
 
 def enqueue_embeddings(

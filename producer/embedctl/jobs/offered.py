@@ -6,7 +6,7 @@ from embedctl.jobs.options import SubmitOptions, is_whole
 from embedctl.queueing.broker import Broker
 from embedctl.store.workers import Offer
 from embedctl_config.errors import SettingsError
-from embedctl_config.model_names import unknown_prompt
+from embedctl_config.model_names import not_matryoshka, unknown_prompt
 from embedctl_config.outputs import Output, not_given
 
 #: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
@@ -35,6 +35,8 @@ def check_against_workers(broker: Broker, options: SubmitOptions, model: str, ha
             raise SettingsError(f"prompt_name {name!r}: {unknown_prompt(model, offer.prompts)}")
         if dimensions is not None and dimensions > offer.dim:
             raise SettingsError(f"dimensions {dimensions} is more than the {offer.dim} that vectors of {model} have")
+        if dimensions not in (None, offer.dim) and not (offer.matryoshka or options.dims_anyway):
+            raise SettingsError(not_matryoshka(model))
     dim = dimensions or max((offer.dim for offer in served), default=0)
     if chunk_size * dim * 4 > MAX_VECTOR_BYTES:
         raise SettingsError(

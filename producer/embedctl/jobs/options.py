@@ -46,6 +46,7 @@ class JobOptions(TypedDict, total=False):
         normalize: make every vector of unit length; the default.
         dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
             None.
+        dims_anyway: cut vectors also if the model's files do not say that it was made for that.
         vectors: what one pass over the text gives, "dense" if None, of "dense", "sparse" and "multi", as the model can;
             such as ("dense", "sparse"), or "dense,sparse".
         chunk_size: most records in a chunk. A chunk has fewer if they are about two seconds' work, or if each live
@@ -77,6 +78,7 @@ class JobOptions(TypedDict, total=False):
     long: Long
     normalize: bool
     dimensions: int | None
+    dims_anyway: bool
     vectors: str | Sequence[str] | None
     chunk_size: int | None
     ttl: float | None
@@ -111,6 +113,7 @@ class SubmitOptions:
     long: Long = "cut"
     normalize: bool = True
     dimensions: int | None = None
+    dims_anyway: bool = False
     chunk_size: int | None = None
     ttl: float | None = None
     idempotency_key: str | None = None

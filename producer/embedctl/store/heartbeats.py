@@ -34,6 +34,7 @@ class ServedModel:
         prompts: the names of the model's own prompts; None if they are too many to say.
         outputs: what the model gives of a text (:class:`~embedctl_config.outputs.Output`).
         multi_width: dimensions of each vector of a multi-vector; 0 if it gives none.
+        matryoshka: whether its files say that it was trained for shorter vectors, or there are no files.
     """
 
     fingerprint: str
@@ -49,6 +50,7 @@ class ServedModel:
     prompts: Sequence[str] | None = None
     outputs: Sequence[str] = PLAIN
     multi_width: int = 0
+    matryoshka: bool = True
 
 
 @dataclass(frozen=True, slots=True)

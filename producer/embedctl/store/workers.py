@@ -129,6 +129,7 @@ class Offer:
         fingerprints: of the models that they serve.
         outputs: what each of them gives of a text (:class:`~embedctl_config.outputs.Output`).
         multi_width: the dimensions of each vector of a multi-vector; 0 if none gives one.
+        matryoshka: as that of :class:`ServedModel`, of all of them.
     """
 
     tokens_per_s: float
@@ -141,6 +142,7 @@ class Offer:
     fingerprints: frozenset[str] = frozenset()
     outputs: Sequence[str] = PLAIN
     multi_width: int = 0
+    matryoshka: bool = True
 
 
 #: Hardware class, model, precision.
@@ -359,6 +361,7 @@ def _combined(serving: Sequence[ServedModel]) -> Offer:
         fingerprints=frozenset(served.fingerprint for served in serving),
         outputs=[output for output in Output if all(output in served.outputs for served in serving)],
         multi_width=max(served.multi_width for served in serving),
+        matryoshka=all(served.matryoshka for served in serving),
     )
 
 

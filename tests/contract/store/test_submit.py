@@ -149,6 +149,15 @@ def test_more_dimensions_than_a_live_workers_model_has_are_refused(settings: Set
     assert enqueue_embeddings(TEXTS, dimensions=16, settings=settings).status().options["dimensions"] == 16
 
 
+def test_vectors_of_a_model_that_was_not_trained_for_it_are_cut_only_anyway(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(row(models={"dummy": ServedModel(MINE, 16, 1.0, matryoshka=False)}))
+    with pytest.raises(SettingsError, match=r"\(Matryoshka\).*--dims-anyway"):
+        enqueue_embeddings(TEXTS, dimensions=8, settings=settings)
+    enqueue_embeddings(TEXTS, dimensions=16, settings=settings)
+    job = enqueue_embeddings(TEXTS, dimensions=8, dims_anyway=True, settings=settings)
+    assert job.status().options["dims_anyway"] is True
+
+
 def test_a_redis_that_is_too_old_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     Broker.shared(settings).close()  # else what is known of the server counts for a while
     monkeypatch.setattr("embedctl.store.connection.OLDEST_REDIS", (99, 0))

@@ -407,6 +407,14 @@ def test_the_side_that_a_long_text_loses_may_be_chosen() -> None:
         assert [(each.used, each.lost) for each in encoded.truncations] == [(8, 4)]
 
 
+def test_vectors_of_a_model_that_was_not_trained_for_it_are_cut_only_anyway() -> None:
+    encoder = ChunkEncoder(Fake(), BUDGET)
+    encoder.matryoshka = False
+    cut: dict[str, Any] = {"dimensions": 3}
+    for options, failed in ((cut, 1), ({"dimensions": 4}, 0), ({**cut, "dims_anyway": True}, 0)):
+        assert len(encoder.encode(encoder.prepare(chunk_of("one"), options)).errors) == failed
+
+
 @pytest.mark.parametrize("dimensions", [1, 3, 4])
 def test_fewer_dimensions_are_the_first_ones_made_to_unit_length(dimensions: int) -> None:
     encoded = run(Fake(), chunk_of("one", "two words"), dimensions=dimensions)

@@ -11,6 +11,7 @@ from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.models import files as models
+from embedctl_workers.models.facts import is_matryoshka
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 
 MODULES = [
@@ -275,3 +276,19 @@ def test_a_model_that_states_no_pooling_is_served_with_one_that_is_said(model: P
     found = [resolve_model("mine", ModelEntry(str(model), pooling=each)) for each in ("mean", "cls", "last")]
     assert [each.pooling for each in found] == ["mean", "cls", "last"]
     assert len({stated, *(each.fingerprint for each in found)}) == 4, "vectors of two poolings can't be compared"
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "expected"),
+    [
+        ("README.md", "tags:\n- loss:MatryoshkaLoss\n", True),
+        ("README.md", "A model for search.", False),
+        ("config.json", '{"matryoshka_dimensions": [64, 128]}', True),
+        ("config.json", "{", False),
+    ],
+)
+def test_its_card_or_configuration_says_that_vectors_can_be_cut(
+    model: Path, file: str, contents: str, expected: bool
+) -> None:
+    (model / file).write_text(contents)
+    assert is_matryoshka(model) is expected

@@ -41,6 +41,7 @@ NEEDED: dict[str, bytes] = {
     "sentence_bert_config.json": b'{"max_seq_length": 256}',
     "tokenizer.json": b"{}",
     "tokenizer_config.json": b"{ }",
+    "README.md": b"about",
     "vocab.txt": b"a\nb\n",
     "model.safetensors": WEIGHTS,
     "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
@@ -48,7 +49,6 @@ NEEDED: dict[str, bytes] = {
     "2_Dense/model.safetensors": WEIGHTS[:1000],
 }
 OTHERS = {
-    "README.md": b"about",
     ".gitattributes": b"*.bin",
     "pytorch_model.bin": b"a pickle",
     "model.fp16.safetensors": b"halves",
@@ -105,9 +105,9 @@ def test_the_files_that_workers_need_come_and_no_others(hub: StandInHub) -> None
     found, said = pulled()
     assert files_in(found.folder) == NEEDED
     assert sorted(hub.downloads()) == sorted(NEEDED)
-    assert found.downloaded == found.size == sum(map(len, NEEDED.values()))
+    assert found.downloaded == found.size + len(NEEDED["README.md"]) == sum(map(len, NEEDED.values()))
     assert found.commit == hub.commit(NAME, "main")
-    assert f"someone/a-model at main is commit {found.commit[:12]}: 11 files, 0.4 MB; 0.4 MB to download to" in said[0]
+    assert f"someone/a-model at main is commit {found.commit[:12]}: 12 files, 0.4 MB; 0.4 MB to download to" in said[0]
 
 
 def test_workers_and_the_hubs_own_client_find_it(hub: StandInHub) -> None:
@@ -125,7 +125,7 @@ def test_what_another_program_left_incomplete_is_completed(hub: StandInHub) -> N
     with pytest.raises(ModelNotFound, match=f"embedctl model pull {NAME}"):
         resolve_model(NAME)
     found, _ = pulled(if_missing=True)
-    assert files_in(found.folder) == {**NEEDED, "README.md": OTHERS["README.md"]}
+    assert files_in(found.folder) == NEEDED
     assert resolve_model(NAME).folder == found.folder
     assert "config.json" not in hub.downloads()[2:]
 
@@ -151,7 +151,7 @@ def test_a_pull_that_is_cut_three_times_ends_right(hub: StandInHub, pauses: list
     hub.cuts = [1000, 100_000, 0, 150_000]
     found, said = pulled()
     assert files_in(found.folder) == NEEDED
-    assert found.downloaded == found.size, "no byte is fetched twice"
+    assert found.downloaded == sum(map(len, NEEDED.values())), "no byte is fetched twice"
     assert len(pauses) == 3
     assert sum("the connection to 127.0.0.1" in line and "failed" in line for line in said) == 3
     store = [each for each in hub.asked if each.server == "store" and "2_Dense" not in each.path]

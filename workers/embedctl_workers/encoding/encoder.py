@@ -12,7 +12,7 @@ import numpy as np
 
 from embedctl.corpus.records import problem_of
 from embedctl_config.errors import BrokerUnavailable, JobError
-from embedctl_config.model_names import unknown_prompt
+from embedctl_config.model_names import not_matryoshka, unknown_prompt
 from embedctl_config.outputs import PLAIN, asked_by, not_given
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
 from embedctl_workers.arrays.batching import batches_of
@@ -73,6 +73,8 @@ class ChunkEncoder:
     ) -> None:
         self.backend = backend
         self.prompts = prompts
+        #: whether the first components of a vector are a vector too, as far as the model's files say
+        self.matryoshka = True
         self._model = model
         self.known_good: SelfCheck | None = None
         self.token_budget = token_budget
@@ -321,6 +323,8 @@ class ChunkEncoder:
         dimensions, prompt, most = options.get("dimensions"), options.get("prompt_name"), self.backend.dim
         if dimensions is not None and dimensions > most:
             return ErrorCode.ENCODE_ERROR, f"{dimensions} dimensions asked for, and the model's vectors have {most}"
+        if dimensions not in (None, most) and not (self.matryoshka or options.get("dims_anyway")):
+            return ErrorCode.ENCODE_ERROR, not_matryoshka(self._model)
         outputs = asked_by(options)
         if why := not_given(outputs, self.backend.outputs, self._model):
             return ErrorCode.ENCODE_ERROR, why

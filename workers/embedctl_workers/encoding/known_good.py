@@ -16,7 +16,7 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.facts import prompts_of
+from embedctl_workers.models.facts import is_matryoshka, prompts_of
 from embedctl_workers.models.gate_texts import KNOWN_GOOD, TEXTS
 from embedctl_workers.redaction import first_line
 
@@ -85,4 +85,6 @@ def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: 
     )
     backend.warm_up()
     prompts = prompts_of(backend.reference.files.folder) if backend.reference else {}
-    return ChunkEncoder(backend, hardware.token_budget or backend.token_budget, model=model, prompts=prompts)
+    encoder = ChunkEncoder(backend, hardware.token_budget or backend.token_budget, model=model, prompts=prompts)
+    encoder.matryoshka = backend.reference is None or is_matryoshka(backend.reference.files.folder)
+    return encoder

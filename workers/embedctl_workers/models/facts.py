@@ -26,6 +26,8 @@ UNLIMITED = 2**31 - 1
 _PROMPTS_FILE = "config_sentence_transformers.json"
 #: Most characters of all names together that a heartbeat tells.
 _MOST_TOLD = 1000
+#: What the card of a model that was trained for shorter vectors says (arXiv:2205.13147); and how much of it is read.
+_MATRYOSHKA, _MOST_CARD = "matryoshka", 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,18 @@ def facts_of(folder: Path) -> ModelFacts:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder} can't be read: {error!r}") from error
+
+
+def is_matryoshka(folder: Path) -> bool:
+    """Whether a model's configuration or card says that the first components of its vectors are vectors too."""
+    try:
+        config = _json(transformer_of(folder) / "config.json", {})
+        if config.get("is_matryoshka") or config.get("matryoshka_dimensions"):  # as vLLM reads them
+            return True
+        with (folder / "README.md").open(encoding="utf-8", errors="replace") as card:
+            return _MATRYOSHKA in card.read(_MOST_CARD).lower()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def transformer_of(folder: Path) -> Path:

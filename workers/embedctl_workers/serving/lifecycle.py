@@ -254,6 +254,7 @@ class _Served:
             sustained_tokens_per_s=round(speed.sustained_tokens_per_s, 1),
             max_tokens=0 if backend.max_tokens == UNLIMITED else backend.max_tokens,
             prompts=told(self.encoder.prompts) if backend.reference else None,
+            matryoshka=self.encoder.matryoshka,
             outputs=backend.outputs,
             multi_width=backend.widths.get(Output.MULTI, 0),
         )

@@ -160,6 +160,7 @@ class _Pull:
                     raise ModelError(f"{place}/{name} can't be read: {error!r}") from error
                 check_named(f"{place}/{name}", PurePosixPath(name).name, config)
         kinds = {PurePosixPath(name).suffix for name in names if "/" not in name}
+        names += [name for name in listing.files if name == "README.md"]  # the card says what the model was trained for
         names += [name for name, kind in _INDEXES.items() if name in listing.files and kind in kinds]
         return sorted((listing.files[name] for name in names), key=lambda file: file.size)
 
