@@ -35,7 +35,7 @@ def by_torch(folder: Path, texts: Sequence[str], **options: Any) -> Vectors:
 
 def compute_here(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:
     """Stands in for `embedctl_workers.models.references._compute`."""
-    before, sys.argv = sys.argv, ["references", str(files.folder), str(path), files.pooling]
+    before, sys.argv = sys.argv, ["references", str(files.folder), str(path), files.pooling, ",".join(files.outputs)]
     try:
         references.main()
     finally:

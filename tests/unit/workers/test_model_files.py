@@ -238,29 +238,23 @@ def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
 @pytest.mark.parametrize(
     ("file", "contents", "words"),
     [
-        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "sparse vectors"),
         ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "a reranker"),
         ("config_sentence_transformers.json", {"model_type": "Later"}, "is no SentenceTransformer"),
-        (
-            "modules.json",
-            [{"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"}],
-            "sparse vectors",
-        ),
         ("config.json", {"architectures": ["XLMRobertaForSequenceClassification"]}, "a reranker"),
         ("config.json", {"architectures": ["T5ForConditionalGeneration"]}, "writes text"),
         ("config.json", {"architectures": ["VisionEncoderDecoderModel"]}, "writes text"),
-        ("config.json", {"architectures": ["ColPaliForRetrieval"]}, "a vector of each token"),
+        ("config.json", {"architectures": ["ColPaliForRetrieval"]}, "is for late interaction: save it with"),
         ("config.json", {"architectures": ["ViTForImageClassification"]}, "is for ImageClassification: transformers"),
         ("config.json", {"architectures": ["CLIPModel"], "text_config": {}, "vision_config": {}}, "reads images"),
     ],
 )
-def test_a_model_without_dense_vectors_is_refused(model: Path, file: str, contents: object, words: str) -> None:
+def test_a_model_without_vectors_of_texts_is_refused(model: Path, file: str, contents: object, words: str) -> None:
     """With modules, these decide, whatever head the transformer was saved with."""
     write(model / file, json.dumps(contents))
     if file == "config.json":
         fingerprint_of(model)
         (model / "modules.json").unlink()
-    with pytest.raises(ModelError, match=f"dense vectors of texts alone: such a model .*{words}"):
+    with pytest.raises(ModelError, match=f"vectors of texts alone: such a model .*{words}"):
         fingerprint_of(model)
 
 

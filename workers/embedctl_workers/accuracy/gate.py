@@ -11,10 +11,12 @@ import numpy as np
 
 from embedctl_config.errors import GateFailed
 from embedctl_config.hardware import HardwareClass, Thresholds
+from embedctl_config.outputs import Output
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.accuracy.report import FEW, Check, Report
 from embedctl_workers.arrays.distance import Measured, measure
 from embedctl_workers.arrays.halves import rounded
+from embedctl_workers.arrays.outputs import in_rows
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -29,6 +31,9 @@ _NAMES = tuple(TEXTS)
 _SHORT = 64
 #: How far the length of a normalised vector may be from 1.
 _UNIT_ERROR = 1e-5
+#: How far a weight, or a number of a token's vector, may be from the reference: by this part of it, and by this much.
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-4
+_OTHERWISE = f"a weight, or a number of a token's vector, is off by more than {_ABSOLUTE:g}, or there are others"
 
 
 def run_gate(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Report | None:
@@ -75,9 +80,9 @@ def _check(measured: Mapping[str, Any], bounds: Mapping[str, Any], **others: Any
 def _still(encoder: ChunkEncoder, bounds: Thresholds, references: Vectors) -> bool:
     """Whether a text of the gate has its vector."""
     at = _NAMES.index(KNOWN_GOOD)
-    if encoder.backend.dim != references.shape[1]:
+    if encoder.backend.dim not in (0, references.shape[1]):
         return False
-    return _Gate(encoder, bounds, float16=False).one(at, unit(references[[at]])).passed
+    return _Gate(encoder, bounds, references.shape[1], float16=False).one(at, references[[at]]).passed
 
 
 def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Report | None:
@@ -90,7 +95,7 @@ def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) 
         return None
     files = backend.reference.files
     plain, prompted = references_for(files, host), references_for(files, host, prompt=PROMPT)
-    if backend.dim != plain.shape[1]:
+    if backend.dim not in (0, plain.shape[1]):
         raise GateFailed(
             f"the accuracy gate failed: vectors of model {files.name!r} have {plain.shape[1]} dimensions in torch, and "
             f"{backend.dim} in the backend {hardware.backend!r}"
@@ -101,25 +106,26 @@ def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) 
         "against torch in fp32",
         bounds=bounds,
         overrides=hardware.overrides_in_words,
-        checks=_Gate(encoder, bounds, float16=hardware.stores_float16).checks(plain, prompted),
+        checks=_Gate(encoder, bounds, plain.shape[1], float16=hardware.stores_float16).checks(plain, prompted),
     )
 
 
 class _Gate:
     """Encodes the gate's texts like a chunk, in the encoder's batches or in chosen ones.
 
-    If results store the vectors in float16, their distances are measured after that rounding.
+    If results store the vectors in float16, their distances are measured after that rounding. A model that gives no
+    dense vectors is measured by its own output, as rows of `columns`: each of their numbers has a bound, too.
     """
 
-    def __init__(self, encoder: ChunkEncoder, bounds: Thresholds, *, float16: bool) -> None:
+    def __init__(self, encoder: ChunkEncoder, bounds: Thresholds, columns: int, *, float16: bool) -> None:
+        self._columns = columns
+        self._other = encoder.backend.outputs[0] if Output.DENSE not in encoder.backend.outputs else None
         self._float16 = float16
         self._encoder = encoder
         self._bounds = bounds
         # The largest error of a vector within these bounds; the error of its length can't be larger. A relative error
         # of e turns a vector to a cosine of 1 - e²/2.
-        self._raw_error = min(
-            bounds.max_abs_error * math.sqrt(encoder.backend.dim), math.sqrt(2 * (1 - bounds.min_cosine))
-        )
+        self._raw_error = min(bounds.max_abs_error * math.sqrt(columns), math.sqrt(2 * (1 - bounds.min_cosine)))
 
     def checks(self, plain: Vectors, prompted: Vectors) -> list[Check]:
         every = range(len(_NAMES))
@@ -130,7 +136,8 @@ class _Gate:
 
         order = sorted(every, key=lengths.__getitem__)
         short = [row for row in order if lengths[row] <= _SHORT]
-        prompted_raw = self._encode(short, self._prepare(short, prompt=PROMPT, normalize=False))
+        prompt = self._encoder.backend.own_prompts.get("query", PROMPT)
+        prompted_raw = self._encode(short, self._prepare(short, prompt=prompt, normalize=False))
 
         few = short[:: math.ceil(len(short) / FEW)]
         longer = order[min(len(short), len(order) - 1)]
@@ -139,11 +146,11 @@ class _Gate:
         beside = self._encode([*padded, longer], batches=[[len(padded), *range(len(padded))]])
         reverse = self._encode(few, batches=[range(len(few))[::-1]])
         return [
-            self._check("in batches", together, unit(plain)),
+            self._check("in batches", together, plain),
             self._check("prompt, raw", prompted_raw, prompted[short], normalized=False),
-            self._check("alone", alone, unit(plain[few])),
-            self._check("beside a longer text", beside, unit(plain[[*padded, longer]])),
-            self._check("in another order", reverse, unit(plain[few])),
+            self._check("alone", alone, plain[few]),
+            self._check("beside a longer text", beside, plain[[*padded, longer]]),
+            self._check("in another order", reverse, plain[few]),
         ]
 
     def one(self, row: int, reference: Vectors) -> Check:
@@ -152,7 +159,9 @@ class _Gate:
     def _prepare(self, rows: Sequence[int], *, prompt: str | None = None, normalize: bool = True) -> Prepared:
         texts = [TEXTS[_NAMES[row]].encode() for row in rows]
         chunk = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT] * len(texts)), texts=texts)
-        return self._encoder.prepare(chunk, {"prompt": prompt, "normalize": normalize})
+        if self._other is None:
+            return self._encoder.prepare(chunk, {"prompt": prompt, "normalize": normalize})
+        return self._encoder.prepare(chunk, {"prompt": prompt, "normalize": False, "vectors": [self._other]})
 
     def _encode(
         self, rows: Sequence[int], prepared: Prepared | None = None, batches: Sequence[Sequence[int]] = ()
@@ -162,9 +171,17 @@ class _Gate:
             prepared = replace(prepared, batches=[np.array(batch, np.int64) for batch in batches])
         encoded = self._encoder.encode(prepared)
         names = [_NAMES[row] for row in rows]
-        return _Encoded(names, encoded.vectors, {names[error.row]: error.message for error in encoded.errors})
+        vectors = in_rows(encoded.vectors, self._columns)
+        return _Encoded(names, vectors, {names[error.row]: error.message for error in encoded.errors})
 
     def _check(self, name: str, found: _Encoded, expected: Vectors, *, normalized: bool = True) -> Check:
+        failures = dict(found.failures)
+        if self._other is not None:
+            normalized = False
+            close = np.isclose(found.vectors, expected, _RELATIVE, _ABSOLUTE)
+            failures |= {name: _OTHERWISE for name, row in zip(found.names, close, strict=True) if not row.all()}
+        elif normalized:
+            expected = unit(expected)
         measured = measure(found.vectors, expected)
         if self._float16:  # rounding alone changes lengths by more than a normalised vector may be off
             measured = replace(measure(rounded(found.vectors), expected), length_error=measured.length_error)
@@ -177,7 +194,7 @@ class _Gate:
             length_bound=_UNIT_ERROR if normalized else self._raw_error,
             normalized=normalized,
             worst=found.names[measured.worst],
-            failures=found.failures,
+            failures=failures,
         )
 
 

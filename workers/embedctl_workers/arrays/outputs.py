@@ -57,18 +57,22 @@ def normalized(found: Found) -> Found:
     return cells
 
 
-def in_one(found: Found, widths: Mapping[Output, int]) -> Vectors:
-    """All that was found for the only row, as one vector, float32, 1 × numbers; it must have been found."""
+def in_rows(found: Found, columns: int | None) -> Vectors:
+    """One output of texts as rows of equal length, float32, texts × columns: weights at their words, or the vectors of
+    tokens one after the other, then zeros. NaN for a text that failed; ValueError if one has more; None: as one has."""
     if found.dtype != object:
         return found
-    parts = []
-    for cell in found[0]:
-        if cell.dtype == WEIGHT:
-            weights = np.zeros(widths[Output.SPARSE], np.float32)
-            weights[cell["index"]] = cell["weight"]
-            cell = weights
-        parts.append(cell.reshape(-1))
-    return np.concatenate(parts)[np.newaxis]
+    rows = np.zeros((len(found), found[0, 0].size if columns is None else columns), np.float32)
+    for row, cell in zip(rows, found[:, 0], strict=True):
+        if cell is None:
+            row[:] = np.nan
+        elif cell.dtype == WEIGHT:
+            row[cell["index"]] = cell["weight"]
+        elif cell.size > len(row):
+            raise ValueError(f"{cell.size} numbers, and {len(row)} were expected")
+        else:
+            row[: cell.size] = cell.reshape(-1)
+    return rows
 
 
 def finite(found: Found) -> npt.NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from embedctl_workers.arrays.tokens import Rows, Tokens
+from embedctl_workers.arrays.tokens import SCORED, Rows, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,6 +28,7 @@ class Padding:
             "input_ids": tokenizer.pad_token_id or 0,
             "token_type_ids": tokenizer.pad_token_type_id,
             "attention_mask": 0,
+            SCORED: 0,
         }
         return cls(fillers)
 

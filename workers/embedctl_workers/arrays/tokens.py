@@ -24,7 +24,14 @@ Found = npt.NDArray[Any]
 #: An end of a text.
 Side = Literal["left", "right"]
 
+#: The column that says which tokens have a vector in a text's multi-vector: 1 or 0.
+SCORED = "scored"
+
 T = TypeVar("T")
+
+
+class Query(str):
+    """The prompt of a query, for a model that prepares queries otherwise than documents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class Backend(Protocol):
     outputs: tuple[Output, ...] = PLAIN
     #: The size of the vocabulary of sparse vectors, and the dimensions of each vector of a multi-vector.
     widths: Mapping[Output, int] = MappingProxyType({})
+    #: Prompts by name that the model has beside those of its configuration.
+    own_prompts: Mapping[str, str] = MappingProxyType({})
     #: Most tokens of a text, special ones included.
     max_tokens: int
     #: The software that executes the model, in words for people.
@@ -89,6 +91,8 @@ class Backend(Protocol):
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         """Pre-process: tokenise texts with a prompt before each; None means the model's own default prompt.
+
+        They are to have dense vectors, or all outputs of a model that gives none.
 
         A text that is too long loses its end on `truncation_side`; None: as the model's tokenizer says.
         """

@@ -195,7 +195,7 @@ def workers_as_tuned(
 
     def of(model: str) -> int:
         try:
-            fingerprint = resolve_model(model, settings.models.get(model)).fingerprint
+            fingerprint = resolve_model(model, settings.models.get(model), plain=False).fingerprint
         except (ModelError, ImportError, OSError):  # its worker will report what is wrong
             return 1
         return advised_workers(entry, fingerprint, cpus=len(cpus), cache=cache, accelerator=accelerator)

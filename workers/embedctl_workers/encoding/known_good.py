@@ -10,7 +10,7 @@ from embedctl_config.outputs import Output
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.distance import measure
-from embedctl_workers.arrays.outputs import in_one
+from embedctl_workers.arrays.outputs import in_rows
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
@@ -71,7 +71,7 @@ class KnownGood:
             raise _sick(first_line(error)) from error
         if encoded.errors:
             raise _sick(encoded.errors[0].message)
-        return in_one(encoded.vectors, self._encoder.backend.widths)
+        return in_rows(encoded.vectors, self._encoder.backend.widths.get(Output.SPARSE))
 
 
 def _sick(why: str) -> WorkerSick:
@@ -85,6 +85,7 @@ def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: 
     )
     backend.warm_up()
     prompts = prompts_of(backend.reference.files.folder) if backend.reference else {}
-    encoder = ChunkEncoder(backend, hardware.token_budget or backend.token_budget, model=model, prompts=prompts)
+    budget = hardware.token_budget or backend.token_budget
+    encoder = ChunkEncoder(backend, budget, model=model, prompts={**prompts, **backend.own_prompts})
     encoder.matryoshka = backend.reference is None or is_matryoshka(backend.reference.files.folder)
     return encoder

@@ -84,7 +84,7 @@ def read_model(name: str, settings: Settings) -> tuple[FoundModel, str]:
 
     Raises as :func:`~embedctl_workers.models.files.resolve_model`.
     """
-    files = resolve_model(name, settings.models.get(name))
+    files = resolve_model(name, settings.models.get(name), plain=False)
     found = FoundModel(name, _where(name, settings), files.folder, facts_of(files.folder))
     found.prompts = tuple(sorted(prompts_of(files.folder)))
     return found, files.fingerprint
@@ -134,7 +134,7 @@ def _described(name: str, found_in: str, entry: ModelEntry) -> FoundModel:
     model = FoundModel(name, found_in)
     try:
         # Whether a pin is met takes all the weights to tell.
-        model.folder = resolve_model(name, entry).folder if entry.fingerprint else find_folder(name, entry)
+        model.folder = resolve_model(name, entry, plain=False).folder if entry.fingerprint else find_folder(name, entry)
         model.facts = facts_of(model.folder)
         refuse_unpooled(model.folder, entry.pooling)
     except ModelNotFound as error:

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.kinds import refuse_other_kinds
+from embedctl_config.outputs import Output
+from embedctl_workers.models.kinds import outputs_stated
 
 #: A part of the name of an author's code → a model that needs none.
 _SIBLINGS = {
@@ -39,6 +40,10 @@ _NATIVE_FIELDS: Mapping[str, tuple[str, object]] = {
 }
 #: The modules of a model must have names that begin so.
 _KINDS = "sentence_transformers."
+#: PyLate's own name of a module of sentence-transformers, which the latter loads in its place.
+_PYLATE = "pylate.models.Dense.Dense"
+#: The heads for sparse vectors and multi-vectors beside the dense ones of bge-m3 and its kin.
+BESIDE: Mapping[Output, str] = {Output.SPARSE: "sparse_linear.pt", Output.MULTI: "colbert_linear.pt"}
 MODULES = "modules.json"
 #: Modules that choose other modules for each text; the second one is the first one's older name.
 _ROUTERS = ("Router", "Asym")
@@ -66,6 +71,7 @@ DECIDING = (
     "*.model",
     "model*.safetensors",
     "pytorch_model*.bin",
+    *BESIDE.values(),
 )
 #: Weights for runtimes that no backend loads from a model's own folder.
 _OTHER_RUNTIMES = (".h5", ".msgpack", ".ot", ".onnx", ".tflite", ".gguf")
@@ -109,11 +115,11 @@ def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
 
     `read` gives the parsed JSON of a file by its relative name, None if there is none, and may raise ValueError. A
     ModelError if a file can't be read, names a folder outside of the model's own, or a module that is not part of
-    sentence-transformers or chooses between others; or if the model gives no dense vectors.
+    sentence-transformers or chooses between others; or if the model gives no vectors.
     """
     try:
         modules = read(MODULES)
-        refuse_other_kinds(read, modules, place)
+        outputs_stated(read, modules, place)
         if modules is None:
             return []
         inside = [module["path"] for module in modules if module["path"]]
@@ -167,7 +173,7 @@ def refuse_adapters(place: str, names: Iterable[str]) -> None:
 
 def check_kinds(where: str, kinds: Sequence[object]) -> None:
     """Refuse (ModelError) modules that are no part of sentence-transformers: some versions run the model's code."""
-    foreign = [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(_KINDS))]
+    foreign = [kind for kind in kinds if not (isinstance(kind, str) and (kind.startswith(_KINDS) or kind == _PYLATE))]
     if foreign:
         raise ModelError(
             f"{where} names the module {foreign[0]!r}, which is no part of sentence-transformers: embedctl runs no "

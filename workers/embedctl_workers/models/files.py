@@ -12,17 +12,20 @@ from typing import Any
 from embedctl_config.errors import MissingExtra, ModelError, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.model_names import did_you_mean, hub_id, near_names, other_spelling, short_name
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_config.settings import Settings, expanded
 from embedctl_workers.models.deciding import (
     ADAPTER,
+    BESIDE,
     DECIDING,
+    MODULES,
     NAMING,
     check_named,
     deciding,
     module_folders,
     refuse_adapters,
 )
-from embedctl_workers.models.kinds import check_pooling
+from embedctl_workers.models.kinds import check_pooling, outputs_stated
 
 #: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
 MODEL_PACKAGES = {
@@ -40,10 +43,13 @@ class ModelFiles:
     folder: Path
     fingerprint: str
     pooling: str = ""
+    outputs: tuple[Output, ...] = PLAIN  #: what it gives of a text
 
 
-def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
+def resolve_model(name: str, entry: ModelEntry | None = None, *, plain: bool = True) -> ModelFiles:
     """Find a model: a local folder, an installed model package, then the hub's cache. Nothing is downloaded.
+
+    If `plain`, one that gives no dense vectors is refused (ModelError).
 
     Raises:
         ModelNotFound: it is in none of these; the message says how to get it.
@@ -58,7 +64,18 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
         raise ModelError(
             f"model {name!r} in {folder} has fingerprint {fingerprint}, and [models.{name}] pins {entry.fingerprint}"
         )
-    return ModelFiles(name, folder, fingerprint, entry.pooling)
+    outputs = _outputs_of(folder)
+    if plain and Output.DENSE not in outputs:
+        raise ModelError(
+            f"model {name!r} gives {outputs[0]} vectors, which the backend torch alone computes, such as of class cpu"
+        )
+    return ModelFiles(name, folder, fingerprint, entry.pooling, outputs)
+
+
+def _outputs_of(folder: Path) -> tuple[Output, ...]:
+    stated = outputs_stated(lambda name: _checked_json(folder / name), _checked_json(folder / MODULES), str(folder))
+    beside = [output for output, name in BESIDE.items() if (folder / name).is_file()]
+    return (*stated, *beside) if stated == PLAIN else stated
 
 
 def refuse_unpooled(folder: Path, pooling: str) -> None:

@@ -1,4 +1,4 @@
-"""Refuses models that give no dense vector of a text, which sentence-transformers would load as if they did."""
+"""What a model gives of a text, by its own files; refuses those that give nothing which embedctl encodes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from embedctl_config.errors import ModelError
+from embedctl_config.outputs import PLAIN, Output
 
 _PLAIN = "SentenceTransformer"
-_SPARSE = "gives sparse vectors, a weight for each word: sentence_transformers.SparseEncoder computes them"
+_SPARSE: tuple[Output, ...] = (Output.SPARSE,)
+_MULTI: tuple[Output, ...] = (Output.MULTI,)
 _PAIRS = "scores pairs of texts (a reranker): sentence_transformers.CrossEncoder computes that"
-_TOKENS = "gives a vector of each token (late interaction): PyLate computes them"
+_BARE_SPARSE = "is for sparse vectors: save it with sentence_transformers.SparseEncoder, and name that folder"
+_BARE_TOKENS = "is for late interaction: save it with sentence_transformers.MultiVectorEncoder, and name that folder"
 #: The kinds that `config_sentence_transformers.json` states.
-_STATED = {"SparseEncoder": _SPARSE, "CrossEncoder": _PAIRS, "MultiVectorEncoder": _TOKENS, "ColBERT": _TOKENS}
+_STATED = {"SparseEncoder": _SPARSE, "MultiVectorEncoder": _MULTI, "ColBERT": _MULTI, "CrossEncoder": (), _PLAIN: PLAIN}
 #: Parts of sentence-transformers whose modules do not end in one vector of a text.
-_PARTS = {"sparse_encoder": _SPARSE, "cross_encoder": _PAIRS, "multi_vector_encoder": _TOKENS}
+_PARTS = {"sparse_encoder": _SPARSE, "cross_encoder": (), "multi_vector_encoder": _MULTI}
+#: The modules, by the ends of their names, that each kind may have: ours compute what these do.
+_MODULES = {
+    _SPARSE: ("Transformer", "MLMTransformer", "SpladePooling"),
+    _MULTI: ("Transformer", "Dense", "MultiVectorMask", "Normalize"),
+}
 #: What an architecture of transformers is for, by a part of its name.
 _HEADS = {
     "ForSequenceClassification": _PAIRS,
-    **dict.fromkeys(("ColBERT", "ColPali", "ColQwen", "ColIdefics"), _TOKENS),
-    "Splade": _SPARSE,
+    **dict.fromkeys(("ColBERT", "ColPali", "ColQwen", "ColIdefics"), _BARE_TOKENS),
+    "Splade": _BARE_SPARSE,
     "ForTokenClassification": "labels the words of a text",
     "ForQuestionAnswering": "marks answers in a text",
     "ForMultipleChoice": "chooses between answers",
@@ -37,9 +45,12 @@ _MEDIA = {
 }
 
 
-def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) -> None:
-    """Refuse (ModelError) a sparse encoder, a cross-encoder, a model of late interaction, one that reads images or
-    sound, and a bare model of transformers with a head for another end than a vector or the next word.
+def outputs_stated(read: Callable[[str], Any], modules: object, place: str) -> tuple[Output, ...]:
+    """What a model gives of a text.
+
+    A ModelError for a cross-encoder, a sparse encoder or a model of late interaction with modules that embedctl does
+    not compute, a model that reads images or sound, and a bare model of transformers with a head for another end than a
+    vector or the next word.
 
     Args:
         read: gives the parsed JSON of a file by its name in the model's folder, None if there is none; may raise
@@ -48,13 +59,15 @@ def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) 
         place: names the model in messages.
     """
     stated = _object(read("config_sentence_transformers.json")).get("model_type", _PLAIN)
-    if stated != _PLAIN:
-        raise _refusal(f"{place} is a {stated}", _STATED.get(str(stated), "is no SentenceTransformer"))
+    outputs = _STATED.get(str(stated))
+    if not outputs:
+        why = "is no SentenceTransformer" if outputs is None else _PAIRS
+        raise _refusal(f"{place} is a {stated}", why)
     if modules is None:
         config = _object(read("config.json"))
         _refuse_bare(config, place)
         _refuse_media(config, place)
-        return
+        return outputs
     for module in modules if isinstance(modules, list) else []:
         if str(_object(module).get("type")).endswith(".Transformer"):
             config = _object(read(str(PurePosixPath(module.get("path", ""), "config.json"))))
@@ -62,7 +75,20 @@ def refuse_other_kinds(read: Callable[[str], Any], modules: object, place: str) 
                 _refuse_media(config, place)
         part = str(_object(module).get("type", "")).split(".")[1:2]
         if part and part[0] in _PARTS:
-            raise _refusal(f"{place} has the module {module['type']}", _PARTS[part[0]])
+            outputs = _PARTS[part[0]]
+            if not outputs:
+                raise _refusal(f"{place} has the module {module['type']}", _PAIRS)
+    _refuse_modules(modules, outputs, place)
+    return outputs
+
+
+def _refuse_modules(modules: object, outputs: tuple[Output, ...], place: str) -> None:
+    for module in modules if isinstance(modules, list) and outputs in _MODULES else []:
+        if str(_object(module).get("type")).rpartition(".")[2] not in _MODULES[outputs]:
+            raise ModelError(
+                f"{place} has the module {module['type']}, which embedctl does not compute: of models for "
+                f"{outputs[0]} vectors, it runs those of {', '.join(_MODULES[outputs])}"
+            )
 
 
 def _refuse_bare(config: dict[str, Any], place: str) -> None:
@@ -86,7 +112,7 @@ def _refuse_media(config: dict[str, Any], place: str) -> None:
 
 def check_pooling(read: Callable[[str], Any], place: str, pooling: str) -> None:
     """Refuse (ModelError) a bare model, if nobody says how one vector of a text is made, and a pooling beside the
-    one that a model states; the arguments are those of :func:`refuse_other_kinds`."""
+    one that a model states; the arguments are those of :func:`outputs_stated`."""
     bare = read("modules.json") is None
     if pooling and not bare:
         raise ModelError(f"{place} states its own modules, so it takes no other pooling: omit pooling {pooling}")
@@ -100,7 +126,7 @@ def check_pooling(read: Callable[[str], Any], place: str, pooling: str) -> None:
 
 
 def _refusal(what: str, why: str) -> ModelError:
-    return ModelError(f"{what}, and embedctl encodes dense vectors of texts alone: such a model {why}")
+    return ModelError(f"{what}, and embedctl encodes vectors of texts alone: such a model {why}")
 
 
 def _object(value: object) -> dict[str, Any]:

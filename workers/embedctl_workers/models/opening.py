@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
+
+from embedctl_config.outputs import PLAIN, Output
 
 #: The values of a model's entry → the names of the mode.
 _MODES: Mapping[str, str] = {"mean": "mean", "cls": "cls", "last": "lasttoken"}
 
 
-def open_model(folder: Path, pooling: str) -> SentenceTransformer:
-    """A model in fp32 on the CPU, from its files alone and without running any code in them; with this pooling if they
-    state none. Raises whatever sentence-transformers and transformers raise."""
-    model = SentenceTransformer(
+def open_model(folder: Path, pooling: str, outputs: tuple[Output, ...] = PLAIN) -> SentenceTransformer:
+    """A model that gives these outputs, in fp32 on the CPU, from its files alone and without running any code in them;
+    with this pooling if they state none. Raises whatever sentence-transformers and transformers raise."""
+    kind: Any = SentenceTransformer
+    if Output.DENSE not in outputs:
+        kind = SparseEncoder if Output.SPARSE in outputs else MultiVectorEncoder
+    model: SentenceTransformer = kind(
         str(folder),
         device="cpu",
         local_files_only=True,

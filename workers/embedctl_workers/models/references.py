@@ -14,14 +14,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
 from embedctl.common.processes import running
 from embedctl_config.errors import MissingExtra, ModelError
+from embedctl_config.outputs import Output, outputs_of
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import keep, kept, locked, private_folder, shipped
@@ -40,7 +43,9 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
     takes some seconds.
 
     They are float32, texts × dimensions, not normalised unless the model itself does so. A prompt of None is the
-    model's default; the only other one is the gate's, :data:`~.gate_texts.PROMPT`.
+    model's default; the only other one is the gate's, :data:`~.gate_texts.PROMPT`. Of a model without dense vectors,
+    they are texts × words of its vocabulary, or texts × numbers of all vectors of a text's tokens, and then zeros; the
+    other prompt of a multi-vector is that of queries.
 
     Raises:
         MissingExtra: they are not in the cache, and sentence-transformers is not installed.
@@ -95,7 +100,7 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
         with running(
-            [sys.executable, "-m", __name__, str(files.folder), str(fresh), files.pooling],
+            [sys.executable, "-m", __name__, str(files.folder), str(fresh), files.pooling, ",".join(files.outputs)],
             stderr=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": str(host.threads)},
             text=True,
@@ -114,19 +119,33 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
 def main() -> None:
     from embedctl_workers.models.opening import open_model
 
-    folder, path, pooling = sys.argv[1:]
-    model = open_model(Path(folder), pooling).eval()
+    folder, path, pooling, outputs = sys.argv[1:]
+    model: Any = open_model(Path(folder), pooling, outputs_of(outputs)).eval()
     longest = longest_text(model)
     if longest < (model.max_seq_length or longest):
         model.max_seq_length = longest  # it states more than it has positions for, and would fail with the longest text
 
     def encode(prompt: str | None) -> Vectors:
         # One text at a time: nothing is padded, so a reference depends on no other text.
-        vectors = model.encode(list(TEXTS.values()), prompt=prompt, batch_size=1, show_progress_bar=False)
-        return np.asarray(vectors, np.float32)
+        how = {"prompt": prompt, "batch_size": 1, "show_progress_bar": False}
+        if Output.MULTI in outputs_of(outputs) and Output.DENSE not in outputs_of(outputs):
+            of_tokens = model.encode_document if prompt is None else model.encode_query
+            return _in_rows(of_tokens(list(TEXTS.values()), **{**how, "prompt": None}))
+        vectors = model.encode(list(TEXTS.values()), **how)
+        return np.asarray(vectors.to_dense() if hasattr(vectors, "to_dense") else vectors, np.float32)
 
     with Path(path).open("wb") as file:
-        np.savez(file, plain=encode(None), prompted=encode(PROMPT))
+        plain, prompted = encode(None), encode(PROMPT)
+        columns = max(plain.shape[1], prompted.shape[1])
+        plain, prompted = (np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (plain, prompted))
+        np.savez_compressed(file, plain=plain, prompted=prompted)
+
+
+def _in_rows(texts: Sequence[Any]) -> Vectors:
+    rows = np.zeros((len(texts), max(text.numel() for text in texts)), np.float32)
+    for row, text in zip(rows, texts, strict=True):
+        row[: text.numel()] = text.numpy().reshape(-1)
+    return rows
 
 
 if __name__ == "__main__":

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
+from embedctl_config.outputs import PLAIN, Output
+from embedctl_workers.arrays.outputs import cells_of
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
-from embedctl_workers.arrays.tokens import Rows, Side, Tokens, Vectors, padded
+from embedctl_workers.arrays.tokens import SCORED, Found, Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.backends.torch.kept import PackedModel, TextRules, keep_model, kept_model
 from embedctl_workers.backends.torch.packed.choosing import Chooser
 from embedctl_workers.backends.torch.packed.engine import PackedEngine
+from embedctl_workers.backends.torch.packed.heads import Head, TokenVectors, cells_of_weights, heads_beside
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
 from embedctl_workers.backends.torch.packed.weights import Weights
@@ -34,11 +39,17 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedTokenizerFast
 
+    from embedctl_workers.backends.torch.late import LateTexts
+
 #: Number of prompts whose length in tokens is cached.
 _PROMPTS_KEPT = 16
 
-#: Runs a model on some of the texts: rows × dim, not normalised unless the model itself does so.
-CpuEngine = Callable[[Tokens, Rows], torch.Tensor]
+#: Vectors of texts, rows × dim, not normalised unless the model itself does so; or what the texts ask for, by output.
+Computed = torch.Tensor | dict[Output, Any]
+#: Runs a model on some of the texts.
+CpuEngine = Callable[[Tokens, Rows], Computed]
+#: Tokens of a batch of padded texts for sparse vectors: each takes the logits of all words, 122 kB of BERT's.
+_PADDED_LOGITS = 1024
 
 
 class SentenceModel(Backend):
@@ -57,6 +68,7 @@ class SentenceModel(Backend):
         self._prompt_tokens: Callable[[str], int | None] = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
         rules = self._load(files, host)
         self.dim, self.max_tokens, self._prompt = rules.dim, rules.max_tokens, rules.prompt
+        self._rules = rules
         tokenizer = Tokenizer.from_str(rules.tokenizer)
         self._tokenize = TextTokenizer(
             tokenizer,
@@ -71,7 +83,7 @@ class SentenceModel(Backend):
 
         self._model = model = load_sentence_transformer(files)
         self._tokenizer = tokenizer = fast_tokenizer(model, files)
-        dim = model.get_embedding_dimension()
+        dim = model.get_embedding_dimension() if Output.DENSE in files.outputs else 0
         if dim is None:
             raise ModelError(f"model {files.name!r} does not state the dimension of its vectors")
         return TextRules(
@@ -124,23 +136,28 @@ class TorchBackend(SentenceModel):
         self._packed: PackedModel | None = None
         super().__init__(files, host)
         packed = self._packed
+        self._set_outputs(files)
         self._engine: CpuEngine
         self._pads = packed is None
         if packed is None:
             self.engine = self.PADDED
             self._engine = self._padded(Padding.of(self._tokenizer))
+            if Output.SPARSE in self.outputs:
+                self.token_budget = _PADDED_LOGITS
         else:
             kernels = load_kernels(host)
             with self._place:  # it measures
                 kind = self._layers(packed.weights, kernels, host)
-                self._engine = PackedEngine(packed.weights, packed.rest, kernels, kind)
-            self.engine, self.chosen = self._engine.name, kind.chosen
+                self._engine = engine = PackedEngine(packed.weights, packed.rest, kernels, kind)
+            engine.heads = self._heads
+            self.engine, self.chosen = engine.name, kind.chosen
             self._tokenize = self._tokenize.only("input_ids")
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
         self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
 
     def _load(self, files: ModelFiles, host: Host) -> TextRules:
-        kept = kept_model(files, host) if self._may_pack else None
+        plain = Output.DENSE in files.outputs
+        kept = kept_model(files, host) if self._may_pack and plain else None
         if kept is None:
             from embedctl_workers.backends.torch.packed.packable import packable
 
@@ -148,6 +165,8 @@ class TorchBackend(SentenceModel):
             if not self._may_pack or (packed := packable(self._model)) is None:
                 return rules
             self._packed = PackedModel(rules, *packed)
+            if not plain:
+                return rules
             kept = keep_model(files, host, self._model, self._packed)
             if kept is None:
                 return rules
@@ -156,10 +175,48 @@ class TorchBackend(SentenceModel):
         self._prompt_tokens = _left_out
         return kept.rules
 
+    def _set_outputs(self, files: ModelFiles) -> None:
+        """Find out what makes the model's outputs other than dense vectors, if it gives any."""
+        self._heads: Mapping[Output, Head] = {}
+        self._late: LateTexts | None = None
+        self._queries: CpuEngine | None = None
+        if Output.DENSE in files.outputs:
+            if self.HEADS and self._packed is not None and files.outputs != PLAIN:
+                self._heads, self.outputs = (
+                    heads_beside(files, Tokenizer.from_str(self._rules.tokenizer)),
+                    files.outputs,
+                )
+                self.widths = {output: head.width for output, head in self._heads.items()}
+            return
+        from embedctl_workers.backends.torch.late import LateTexts
+        from embedctl_workers.backends.torch.packed.packable import heads_of
+
+        self.outputs = files.outputs
+        self._heads = heads_of(self._model) if self._packed is not None else {}
+        self._prompt_tokens = _left_out
+        if Output.SPARSE in files.outputs:
+            model: Any = self._model
+            self.widths = {Output.SPARSE: model[0].auto_model.config.vocab_size}
+            return
+        self._late = LateTexts(self._model, self._rules)
+        self.own_prompts, self.max_tokens = self._late.prompts, self._late.max_tokens
+        self.widths = {Output.MULTI: self._model.get_embedding_dimension() or 0}
+        if self._packed is not None and self._late.aside:  # the packed engine takes over the weights of the other one
+            self._queries = _Padded(deepcopy(self._model), Padding.of(self._tokenizer))
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
+        if self._late is not None:
+            tokens = self._late(texts, prompt, truncation_side)
+        else:
+            tokens = super().tokenize(texts, prompt, truncation_side)
+        return tokens if Output.DENSE in self.outputs else replace(tokens, outputs=self.outputs)
+
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
-        return cls(resolve_model(model, entry), host, **options)
+        return cls(resolve_model(model, entry, plain=not cls.HEADS), host, **options)
 
+    #: Whether it gives sparse vectors and multi-vectors.
+    HEADS: ClassVar[bool] = True
     #: The engine's name for a model that is run through its own modules.
     PADDED: ClassVar[str] = "padded, torch"
 
@@ -170,16 +227,16 @@ class TorchBackend(SentenceModel):
     def _padded(self, padding: Padding) -> CpuEngine:
         return _Padded(self._model, padding)
 
-    def forward(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
+    def forward(self, tokens: Tokens, rows: Rows) -> Computed:
+        aside = self._queries if "attention_mask" in tokens.columns else None
         with torch.inference_mode(), self._place:
-            return self._engine(tokens, rows)
+            return (aside or self._engine)(tokens, rows)
 
-    def finish(self, output: torch.Tensor, *, normalize: bool) -> Vectors:
+    def finish(self, output: Computed, *, normalize: bool) -> Found:
         with torch.inference_mode():
-            vectors = output.float()
-            if normalize:
-                vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
-            return vectors.numpy(force=True)
+            if isinstance(output, torch.Tensor):
+                return _finished(output, normalize=normalize)
+            return cells_of([_column(each, normalize=normalize) for each in output.values()])
 
     def positions(self, lengths: Rows) -> int:
         return padded(lengths) if self._pads else int(lengths.sum())
@@ -196,6 +253,7 @@ class TorchBf16Backend(TorchBackend):
     """
 
     PADDED: ClassVar[str] = "padded, torch bf16"
+    HEADS: ClassVar[bool] = False
 
     def __init__(self, files: ModelFiles, host: Host, engine: str = "auto", products: str = "auto") -> None:
         if why := no_bf16():
@@ -208,9 +266,10 @@ class TorchBf16Backend(TorchBackend):
     def _padded(self, padding: Padding) -> CpuEngine:
         engine = _Padded(self._model, padding)
 
-        def run(tokens: Tokens, rows: Rows) -> torch.Tensor:
+        def run(tokens: Tokens, rows: Rows) -> Computed:
             with torch.autocast("cpu", torch.bfloat16):
-                return engine(tokens, rows).float()
+                found = engine(tokens, rows)
+                return found.float() if isinstance(found, torch.Tensor) else found
 
         return run
 
@@ -220,18 +279,37 @@ def _left_out(_prompt: str) -> int | None:
     return None
 
 
+def _finished(vectors: torch.Tensor, *, normalize: bool) -> Vectors:
+    vectors = vectors.float()
+    if normalize:
+        vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
+    return vectors.numpy(force=True)
+
+
+def _column(found: Any, *, normalize: bool) -> Sequence[Any]:
+    """The cells of one output."""
+    if isinstance(found, TokenVectors):
+        return np.split(_finished(found.vectors, normalize=normalize), found.ends[:-1])
+    return list(_finished(found, normalize=normalize)) if isinstance(found, torch.Tensor) else found
+
+
 class _Padded:
     """Runs any model through its own modules, on batches padded to their longest row."""
 
-    def __init__(self, model: SentenceTransformer, padding: Padding) -> None:
+    def __init__(self, model: Any, padding: Padding) -> None:
         self._model = model
         self._padding = padding
 
-    def __call__(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
+    def __call__(self, tokens: Tokens, rows: Rows) -> Computed:
         columns = self._padding(tokens, rows, int(tokens.lengths[rows].max()))
+        scored = columns.pop(SCORED, None)
         features: dict[str, Any] = {name: torch.from_numpy(column) for name, column in columns.items()}
         features["modality"] = "text"
         if tokens.prompt_tokens is not None:
             features["prompt_length"] = tokens.prompt_tokens
-        output: torch.Tensor = self._model(features)["sentence_embedding"]
-        return output
+        found = self._model(features)
+        if scored is not None:
+            vectors = found["token_embeddings"][torch.from_numpy(scored.astype(bool))]
+            return {Output.MULTI: TokenVectors(vectors.float(), np.cumsum(scored.sum(1)))}
+        output: torch.Tensor = found["sentence_embedding"]
+        return {Output.SPARSE: cells_of_weights(output)} if tokens.outputs == (Output.SPARSE,) else output

@@ -35,6 +35,7 @@ class TorchInt8Backend(TorchBackend):
     """As :class:`TorchBackend`, with the layers' products, and attention, in int8; raises NotInt8 or ModelError."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
+    HEADS: ClassVar[bool] = False
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
         _refuse_others(files)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from embedctl_config.errors import ModelError
+from embedctl_config.outputs import Output
 from embedctl_workers.backends.torch.packed.modules import FirstDimensions
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.opening import open_model
@@ -29,12 +30,12 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     disable_progress_bar()  # it would fill the log
     try:
         with _reports() as reports:
-            model = open_model(files.folder, files.pooling)
+            model = open_model(files.folder, files.pooling, files.outputs)
     except Exception as error:  # a model's files can make transformers raise anything
         raise ModelError(f"model {files.name!r} in {files.folder} can't be loaded: {_in_one_line(error)}") from error
     _refuse_missing(files, model, reports)
-    if model.truncate_dim is not None:
-        model.append(FirstDimensions(model.truncate_dim))
+    if truncated := getattr(model, "truncate_dim", None):
+        model.append(FirstDimensions(truncated))
     return model.float().eval()
 
 
@@ -70,7 +71,7 @@ def _refuse_missing(files: ModelFiles, model: SentenceTransformer, reports: list
     transformers fills in random numbers, others in each process. The accuracy gate would fail, and could not say why.
     """
     missing = {str(name) for report in reports for name in report["missing_keys"]}
-    if any(isinstance(part, Pooling) for part in model.modules()):
+    if Output.DENSE not in files.outputs or any(isinstance(part, Pooling) for part in model.modules()):
         missing = {name for name in missing if "pooler" not in name}  # it is not used, and often left out
     if missing:
         kind = type(getattr(model[0], "auto_model", model[0])).__name__

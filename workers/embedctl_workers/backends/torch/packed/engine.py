@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.torch.packed.buffers import Buffers
+from embedctl_workers.backends.torch.packed.heads import Head
 from embedctl_workers.backends.torch.packed.inputs import Packed, packed_texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Tables, Texts
 from embedctl_workers.backends.torch.packed.layers import LayerKind
@@ -30,12 +33,26 @@ class PackedEngine:
         self._layers = [kind.layer(layer, weights) for layer in weights.layers]
         weights.free_layers()
         self.name = f"packed, {kind.name}"
+        #: What makes outputs other than the vectors of texts of the states of tokens.
+        self.heads: Mapping[Output, Head] = {}
 
-    def __call__(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
-        """Vectors of some of the texts, rows × dim; IndexError if the model has no embedding for a token or place."""
+    def __call__(self, tokens: Tokens, rows: Rows) -> torch.Tensor | dict[Output, Any]:
+        """Vectors of some of the texts, rows × dim, or by output what the texts ask for; IndexError if the model has no
+        embedding for a token or place."""
         packed = packed_texts(tokens, rows, self._weights)
+        states = self._encode(packed)
+        if tokens.outputs == PLAIN:
+            return self._vectors(states, packed, tokens)
+        return {
+            output: self.heads[output](states, packed, tokens, rows)
+            if output in self.heads
+            else self._vectors(states, packed, tokens)
+            for output in tokens.outputs
+        }
+
+    def _vectors(self, states: torch.Tensor, packed: Packed, tokens: Tokens) -> torch.Tensor:
         features: dict[str, Any] = {
-            "token_embeddings": self._encode(packed)[None],
+            "token_embeddings": states[None],
             "cu_seq_lens_q": torch.from_numpy(packed.offsets),
         }
         if tokens.prompt_tokens is not None:

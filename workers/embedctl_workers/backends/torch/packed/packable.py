@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules.transformer import Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from sentence_transformers.sparse_encoder.modules import MLMTransformer
 from transformers import (
     BertModel,
     CamembertModel,
@@ -19,6 +21,8 @@ from transformers import (
 )
 from transformers.activations import ACT2FN
 
+from embedctl_config.outputs import Output
+from embedctl_workers.backends.torch.packed.heads import Head, Projection, Splade
 from embedctl_workers.backends.torch.packed.modules import FirstDimensions
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
@@ -26,20 +30,42 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 _PACKED = (Pooling, Normalize, Dense, FirstDimensions)
 
 
-def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]] | None:
+def packable(model: Any) -> tuple[Weights, list[torch.nn.Module]] | None:
     """The weights of a model of the BERT family, and the modules that turn tokens' vectors into a text's vector.
 
-    None for any other model. The modules are the model's own. They recognise packed tokens by `cu_seq_lens_q`.
+    None for any other model. The modules are the model's own. They recognise packed tokens by `cu_seq_lens_q`. A model
+    that :func:`heads_of` has heads of has none.
     """
+    transformer: Any
     transformer, *rest = model
-    if type(transformer) is not Transformer or not all(type(each) in _PACKED for each in rest):
+    plain = isinstance(model, SentenceTransformer)
+    if type(transformer) not in (Transformer, MLMTransformer):
         return None
-    if transformer.query_expansion is not None or not hasattr(Pooling, "_forward_flattened"):
+    if plain and (not all(type(each) in _PACKED for each in rest) or transformer.query_expansion is not None):
+        return None
+    if not hasattr(Pooling, "_forward_flattened"):
         return None
     if any(transformer.tokenizer.backend_tokenizer.encode("a").type_ids):
         return None
-    weights = weights_of(transformer.auto_model)
-    return None if weights is None else (weights, rest)
+    weights = weights_of(transformer.auto_model if plain else transformer.auto_model.base_model)
+    return None if weights is None else (weights, rest if plain else [])
+
+
+def heads_of(model: Any) -> dict[Output, Head]:
+    """The heads of a SparseEncoder or a MultiVectorEncoder; none for another model."""
+    if isinstance(model, SparseEncoder):
+        return {Output.SPARSE: Splade(model[0].auto_model, model[1])}
+    if isinstance(model, MultiVectorEncoder):
+        modules = [each for each in list(model.children())[1:] if not isinstance(each, MultiVectorMask)]
+
+        def on_tokens(states: torch.Tensor) -> torch.Tensor:
+            features = {"token_embeddings": states}
+            for module in modules:
+                features = module(features)
+            return features["token_embeddings"]
+
+        return {Output.MULTI: Projection(on_tokens, int(model.get_embedding_dimension() or 0))}
+    return {}
 
 
 def weights_of(model: PreTrainedModel) -> Weights | None:

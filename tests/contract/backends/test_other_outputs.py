@@ -1,0 +1,149 @@
+"""Sparse vectors and multi-vectors are those of sentence-transformers' own classes, and so are bge-m3's of its authors'
+formulas."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.accuracy.gate import measure_backend, run_gate
+from embedctl_workers.arrays.tokens import Found
+from embedctl_workers.backends.torch.backend import TorchBackend
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.known_good import KnownGood, load_encoder
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import fingerprint_of, resolve_model
+from tests.support.chunks import BUDGET, chunk_of
+from tests.support.other_outputs import make_multi, make_sparse
+from tests.support.tiny_models import MakeModel, Tiny
+
+ENTRY = HardwareClass(backend="torch")
+TEXTS = ["w3 w4 w5 , w6 .", "w7", "w8 w9 ! " * 30, "a b c", "w10 w11 w12 w13", "hello, the world."]
+
+
+def cells(folder: Path, host: Host, output: str, **options: Any) -> tuple[list[Any], TorchBackend]:
+    backend = TorchBackend.load(str(folder), None, host, {})
+    encoder = ChunkEncoder(backend, BUDGET, prompts={"query": "w1 ", **backend.own_prompts})
+    encoded = encoder.encode(encoder.prepare(chunk_of(*TEXTS), {"vectors": [output], **options}))
+    assert encoded.errors == []
+    return list(encoded.vectors[:, 0]), backend
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "engine"),
+    [
+        ("bert", {}, "packed"),
+        ("bert", {"pooling_strategy": "sum"}, "packed"),
+        ("distilbert", {"activation_function": "log1p_relu"}, "packed"),
+        ("xlm-roberta", {}, "packed"),
+        ("mpnet", {}, "padded"),
+    ],
+)
+def test_weights_are_those_of_a_sparse_encoder(
+    tmp_path: Path, host: Host, family: Any, pooling: dict[str, str], engine: str
+) -> None:
+    folder = make_sparse(tmp_path, Tiny(family), **pooling)
+    found, backend = cells(folder, host, "sparse", prompt_name="query")
+    assert backend.engine.startswith(engine)
+    expected = SparseEncoder(str(folder), device="cpu").encode_query(TEXTS).to_dense().numpy()
+    for cell, row in zip(found, expected, strict=True):
+        assert set(cell["index"]) >= set(np.flatnonzero(row > 1e-3))
+        assert (np.diff(cell["index"].astype(int)) > 0).all()
+        weights = np.zeros_like(row)
+        weights[cell["index"]] = cell["weight"]
+        np.testing.assert_allclose(weights, row, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "how", "engine"),
+    [
+        ("bert", {}, "packed"),
+        ("distilbert", {"attend": True, "document_length": 9}, "packed"),
+        ("modernbert", {"strategy": "min", "query_length": 20}, "padded"),
+    ],
+)
+def test_vectors_of_tokens_are_those_of_a_multi_vector_encoder(
+    tmp_path: Path, host: Host, family: Any, how: dict[str, Any], engine: str
+) -> None:
+    folder = make_multi(tmp_path, Tiny(family), **how)
+    model = MultiVectorEncoder(str(folder), device="cpu")
+    documents, backend = cells(folder, host, "multi")
+    queries, _ = cells(folder, host, "multi", prompt_name="query")
+    assert backend.engine.startswith(engine)
+    for found, expected in ((documents, model.encode_document(TEXTS)), (queries, model.encode_query(TEXTS))):
+        for cell, text in zip(found, expected, strict=True):  # as many: the same tokens are kept
+            np.testing.assert_allclose(cell, text.numpy(), atol=1e-4)
+    assert len(documents[0]) < len(model.tokenizer("w2 " + TEXTS[0])["input_ids"])  # punctuation is left out
+
+
+def test_a_model_of_three_heads_gives_all_in_one_pass(tiny_model: MakeModel, host: Host, tmp_path: Path) -> None:
+    plain = tiny_model(Tiny("xlm-roberta", pooling="cls", normalize=True))
+    folder = shutil.copytree(plain, tmp_path / "bge")
+    torch.manual_seed(1)
+    sparse, multi = torch.nn.Linear(32, 1), torch.nn.Linear(32, 24)
+    torch.save(sparse.state_dict(), folder / "sparse_linear.pt")
+    torch.save(multi.state_dict(), folder / "colbert_linear.pt")
+    assert fingerprint_of(folder) != fingerprint_of(plain)
+    backend = TorchBackend.load(str(folder), None, host, {})
+    encoder = ChunkEncoder(backend, BUDGET)
+    found = encoder.encode(encoder.prepare(chunk_of(*TEXTS), {"vectors": ["dense", "sparse", "multi"]})).vectors
+    model = SentenceTransformer(str(folder), device="cpu")
+    tokenizer: Any = model.tokenizer
+    for text, (dense, weights, vectors) in zip(TEXTS, found, strict=True):
+        np.testing.assert_allclose(dense, model.encode(text), atol=1e-5)
+        states: Any = model.encode(text, output_value="token_embeddings")
+        states, ids = states.clone(), model.preprocess([text])["input_ids"][0].tolist()
+        largest: dict[int, float] = {}
+        for token, weight in zip(ids, torch.relu(sparse(states))[:, 0].tolist(), strict=True):
+            if weight > largest.get(token, 0) and token not in tokenizer.all_special_ids:
+                largest[token] = weight
+        assert dict(weights.tolist()) == pytest.approx(largest, abs=1e-4)
+        of_tokens = torch.nn.functional.normalize(multi(states[1:]), dim=-1).detach().numpy()
+        np.testing.assert_allclose(vectors, of_tokens, atol=1e-4)
+    (folder / "sparse_linear.pt").write_bytes(b"PK")
+    with pytest.raises(ModelError, match=r"sparse_linear\.pt can't be read"):
+        TorchBackend.load(str(folder), None, host, {})
+
+
+@pytest.mark.parametrize("make", [make_sparse, make_multi])
+def test_the_gate_holds_each_number_to_the_reference(
+    make: Callable[[Path, Tiny], Path], tmp_path: Path, host: Host
+) -> None:
+    encoder = load_encoder(Settings(), ENTRY, str(make(tmp_path, Tiny())), host)
+    assert run_gate(encoder, ENTRY, host)
+    good = KnownGood(encoder.backend, ENTRY.thresholds())
+    good.check()
+    whole = encoder.backend.finish
+
+    def sabotaged(output: Any, *, normalize: bool) -> Found:
+        found = whole(output, normalize=normalize)
+        (found[0, 0]["weight"] if make is make_sparse else found[0, 0])[0] += 2e-4
+        return found
+
+    encoder.backend.finish = sabotaged  # type: ignore[method-assign]
+    report = measure_backend(encoder, ENTRY, host)
+    assert report is not None
+    assert not report.passed
+    assert "off by more than 0.0001" in str(report)
+
+
+def test_what_only_torch_computes_is_refused_elsewhere_and_unknown_modules_by_name(tmp_path: Path) -> None:
+    folder = make_sparse(tmp_path, Tiny())
+    with pytest.raises(ModelError, match="gives sparse vectors, which the backend torch alone computes"):
+        resolve_model(str(folder))
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = "sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match=r"SparseAutoEncoder, which embedctl does not compute: .* SpladePooling"):
+        resolve_model(str(folder), plain=False)

@@ -1,0 +1,165 @@
+"""What makes sparse vectors and multi-vectors of the last hidden states of packed tokens, as sentence-transformers does
+on padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pickle import UnpicklingError
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from embedctl_config.errors import ModelError
+from embedctl_config.outputs import Output
+from embedctl_workers.arrays.outputs import weights_of
+from embedctl_workers.arrays.tokens import SCORED, Rows, Tokens
+from embedctl_workers.backends.torch.packed.inputs import Packed
+from embedctl_workers.models.deciding import BESIDE
+from embedctl_workers.models.files import ModelFiles
+
+#: The words whose logits are computed at once, so that those of a text of 512 tokens stay in a cache of 2 MiB; and the
+#: tokens of a block.
+_WORDS, _BLOCK = 1024, 1024
+
+#: Of each text: weights, or the vectors of its tokens, float32.
+Column = list[np.ndarray[Any, Any]]
+
+
+class Head(Protocol):
+    """Makes one output of hidden states, float32, tokens × hidden."""
+
+    width: int  #: of the output, as in :attr:`~embedctl_workers.backends.base.Backend.widths`
+
+    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> Column | TokenVectors: ...
+
+
+class Splade:
+    """Weights of words by SPLADE: the logits of a masked language model, the largest or the sum over a text's tokens.
+
+    `transform` is what that model does before its product with the words. The largest logit has the largest weight, so
+    weights are computed of it alone. The logits of all words are never in memory at once.
+    """
+
+    def __init__(self, mlm: Any, pooling: Any) -> None:
+        self._transform, self._decoder = _mlm_head(mlm)
+        self._sums = pooling.pooling_strategy == "sum"
+        self._logs = 2 if pooling.activation_function == "log1p_relu" else 1
+        self.width = self._decoder.out_features
+
+    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
+        states, offsets = self._transform(states), packed.offsets
+        found: Column = []
+        while len(found) < len(offsets) - 1:
+            first = len(found)
+            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1)
+            begin, end = int(offsets[first]), int(offsets[last])
+            found += self._block(states[begin:end], (offsets[first : last + 1] - begin).tolist())
+        return found
+
+    def _block(self, states: torch.Tensor, offsets: list[int]) -> Column:
+        texts, reduce = list(pairwise(offsets)), torch.sum if self._sums else torch.amax
+        whole = torch.empty(len(texts), self.width)
+        for at in range(0, self.width, _WORDS):
+            words = slice(at, min(at + _WORDS, self.width))
+            logits = states @ self._decoder.weight[words].T
+            if self._sums:
+                logits = self._weights(logits.add_(self._decoder.bias[words]))
+            for row, (begin, end) in enumerate(texts):
+                reduce(logits[begin:end], 0, out=whole[row, words])
+        if not self._sums:
+            whole = self._weights(whole.add_(self._decoder.bias))
+        return cells_of_weights(whole)
+
+    def _weights(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.relu_()
+        for _ in range(self._logs):
+            logits = logits.log1p_()
+        return logits
+
+
+class Lexical:
+    """bge-m3's weights of the tokens themselves: of a token that occurs several times, the largest one."""
+
+    def __init__(self, linear: torch.nn.Linear, width: int, unused: Rows) -> None:
+        self._linear, self.width = linear, width
+        self._unused = unused  # tokens that never have a weight
+
+    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
+        weights = self._linear(states).relu_().squeeze(1).numpy()
+        kept = (weights > 0) & ~np.isin(packed.ids, self._unused)
+        found: Column = []
+        for begin, end in pairwise(packed.offsets):
+            part = slice(begin, end)
+            words, at = np.unique(packed.ids[part][kept[part]], return_inverse=True)
+            largest = np.zeros(len(words), np.float32)
+            np.maximum.at(largest, at, weights[part][kept[part]])
+            found.append(weights_of(words, largest))
+        return found
+
+
+class Projection:
+    """The vectors of a text's tokens, each through the same modules: of the tokens that are scored, or of all but the
+    first if texts do not say."""
+
+    def __init__(self, modules: Callable[[torch.Tensor], torch.Tensor], width: int) -> None:
+        self._modules, self.width = modules, width
+
+    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> TokenVectors:
+        if SCORED in tokens.columns:
+            scored = tokens.columns[SCORED].select(rows).values.astype(bool)
+        else:
+            scored = np.ones(len(packed.ids), bool)
+            scored[packed.offsets[:-1]] = False
+        return TokenVectors(self._modules(states[torch.from_numpy(scored)]), np.cumsum(scored)[packed.offsets[1:] - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """Vectors of tokens, float32, tokens × width, and where those of each text end, int64."""
+
+    vectors: torch.Tensor
+    ends: Rows
+
+
+def cells_of_weights(whole: torch.Tensor) -> Column:
+    """The weights that are not 0, of each row of a matrix of all words."""
+    matrix = whole.numpy()
+    return [weights_of(words := np.flatnonzero(row), row[words]) for row in matrix]
+
+
+def _mlm_head(model: Any) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Linear]:
+    """What a masked language model of the BERT family does after its encoder: a transform, and a product with words."""
+    if hasattr(model, "cls"):
+        return model.cls.predictions.transform, model.cls.predictions.decoder
+    if hasattr(model, "vocab_projector"):
+        first, act, norm = model.vocab_transform, model.activation, model.vocab_layer_norm
+        return lambda states: norm(act(first(states))), model.vocab_projector
+    head = model.lm_head
+    return lambda states: head.layer_norm(torch.nn.functional.gelu(head.dense(states))), head.decoder
+
+
+def heads_beside(files: ModelFiles, tokenizer: Tokenizer) -> dict[Output, Head]:
+    """The heads that a model has beside its dense vectors, as bge-m3 does; raises ModelError if one can't be read."""
+    found: dict[Output, Head] = {}
+    if Output.SPARSE in files.outputs:
+        unused = [tokenizer.token_to_id(each) for each in ("<s>", "</s>", "<pad>", "<unk>")]
+        found[Output.SPARSE] = Lexical(_linear(files, Output.SPARSE), tokenizer.get_vocab_size(), np.array(unused))
+    if Output.MULTI in files.outputs:
+        linear = _linear(files, Output.MULTI)
+        found[Output.MULTI] = Projection(linear, linear.out_features)
+    return found
+
+
+def _linear(files: ModelFiles, output: Output) -> torch.nn.Linear:
+    path = files.folder / BESIDE[output]
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True)  # numbers alone: no code in it is run
+        linear = torch.nn.Linear(*reversed(weights["weight"].shape))
+        linear.load_state_dict(weights)
+    except (OSError, RuntimeError, KeyError, TypeError, UnpicklingError) as error:
+        raise ModelError(f"{path} can't be read: {error!r}") from error
+    return linear.float().requires_grad_(False)
