@@ -1,0 +1,77 @@
+"""The probe of sparse vectors and multi-vectors: ours and sentence-transformers', by turns, on one thread."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.ours.service import Figures
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from tests.support.passages import passages
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from embedctl_config.settings import Settings
+from embedctl_config.wire import ChunkInput
+from embedctl_workers.encoding.known_good import load_encoder
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.files import resolve_model
+
+
+def other_outputs(
+    *, output: str = "sparse", model: str = "all-MiniLM-L6-v2", texts: int = 256, batch: int = 32, rounds: int = 7
+) -> Figures:
+    """CPU seconds for passages, the least of so many rounds: through a worker's encoder, and `encode` of the class of
+    sentence-transformers in batches of `batch`. The model's encoder gets a head of random weights."""
+    torch.set_num_threads(1)
+    settings = Settings()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (_sparse if output == "sparse" else _multi)(resolve_model(model).folder, folder)
+        own = load_encoder(settings, settings.hardware_class("cpu"), str(folder), Host(1, cache_folder(settings)))
+        kind = SparseEncoder if output == "sparse" else MultiVectorEncoder
+        other = kind(str(folder), device="cpu")
+        corpus = passages(texts)
+    chunk = ChunkInput(0, bytes(len(corpus)), [text.encode() for text in corpus])
+    contenders: dict[str, Callable[[], object]] = {
+        "embedctl": lambda: own.encode(own.prepare(chunk, {"vectors": [output]})),
+        kind.__name__: lambda: other.encode(corpus, batch_size=batch, show_progress_bar=False),
+    }
+    seconds: dict[str, float] = {}
+    for number in range(1 + rounds):
+        for name, encode in list(contenders.items())[:: 1 if number % 2 else -1]:
+            before = time.process_time()
+            encode()
+            if number:
+                seconds[name] = min(seconds.get(name, float("inf")), time.process_time() - before)
+    figures = {f"{name}: CPU s for 1,000 texts": 1000 * each / texts for name, each in seconds.items()}
+    return {**figures, f"embedctl x {kind.__name__}": seconds[kind.__name__] / seconds["embedctl"]}
+
+
+def _sparse(encoder: Path, folder: Path) -> None:
+    first, base = _first(encoder), folder / "base"
+    first.save(str(base))
+    model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(base))
+    model.base_model.load_state_dict(first.auto_model.state_dict(), strict=False)
+    torch.nn.init.constant_(model.get_output_embeddings().bias, -1.2)  # few words have a weight, as in trained models
+    model.save_pretrained(base)
+    SparseEncoder(modules=[Transformer(str(base), transformer_task="fill-mask"), SpladePooling()]).save(str(folder))
+
+
+def _multi(encoder: Path, folder: Path) -> None:
+    first = _first(encoder)
+    width = first.get_embedding_dimension()
+    head = Dense(width, 128, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+    modules = [first, head, MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
+    MultiVectorEncoder(modules=modules).save(str(folder))
+
+
+def _first(encoder: Path) -> Any:
+    return SentenceTransformer(str(encoder), device="cpu")[0]
