@@ -58,7 +58,9 @@ def outputs_stated(read: Callable[[str], Any], modules: object, place: str) -> t
         modules: the contents of `modules.json`. If there is one, its modules decide, and not the transformer's head.
         place: names the model in messages.
     """
-    stated = _object(read("config_sentence_transformers.json")).get("model_type", _PLAIN)
+    config = _object(read("config_sentence_transformers.json"))
+    # Before it stated a type, PyLate wrote the markers of queries and documents.
+    stated = config.get("model_type", "ColBERT" if "document_prefix" in config else _PLAIN)
     outputs = _STATED.get(str(stated))
     if not outputs:
         why = "is no SentenceTransformer" if outputs is None else _PAIRS
