@@ -60,7 +60,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         backend = DummyBackend(dim=DIM)
         before = os.umask(umask)
         try:
-            with Path(command[-2]).open("wb") as file:
+            with Path(command[-3]).open("wb") as file:
                 np.savez(file, plain=encode(backend), prompted=encode(backend, PROMPT))
         finally:
             os.umask(before)
@@ -129,7 +129,7 @@ def test_references_are_computed_once_and_kept(host: Host, computed: list[list[s
     assert plain.dtype == np.float32
     assert plain.shape == (len(TEXTS), DIM)
     assert len(computed) == 1
-    assert computed[0][-3] == str(FILES.folder)
+    assert computed[0][-4] == str(FILES.folder)
     assert references_path(FILES, host).is_file()
 
 
@@ -163,7 +163,7 @@ def test_those_who_ask_at_once_compute_once(host: Host, computed: list[list[str]
 def test_a_failing_computation_says_why_and_leaves_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def fail(command: list[str], **_: object) -> Iterator[object]:
-        Path(command[-2]).write_bytes(b"half")
+        Path(command[-3]).write_bytes(b"half")
         yield SimpleNamespace(returncode=1, communicate=lambda: (None, "Traceback …\nOSError: no weights\n"))
 
     monkeypatch.setattr(references, "running", fail)
