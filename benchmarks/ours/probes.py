@@ -40,7 +40,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "engine_profile": ("engine_profile",),
     "engines_by_cpu": ("engines_by_cpu",),
     "choices": ("choices",),
-    "other_outputs": ("other_outputs",),
+    "other_outputs": ("other_outputs", "agreement"),
 }
 _MODULES = {name: module for module, names in PROBES.items() for name in names}
 

@@ -116,6 +116,20 @@ def test_a_model_of_three_heads_gives_all_in_one_pass(tiny_model: MakeModel, hos
         TorchBackend.load(str(folder), None, host, {})
 
 
+def test_a_model_that_an_earlier_pylate_saved_is_told_by_its_markers(tmp_path: Path, host: Host) -> None:
+    folder = make_multi(tmp_path, Tiny())
+    modules = json.loads((folder / "modules.json").read_text())[:2]
+    modules[1]["type"] = "pylate.models.Dense.Dense"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    config = {"query_prefix": "[Q] ", "document_prefix": "w2 ", "query_length": 12, "document_length": 20}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    model = MultiVectorEncoder(str(folder), device="cpu")
+    found, backend = cells(folder, host, "multi", prompt_name="query")
+    assert backend.own_prompts["document"] == "w2 "
+    for cell, text in zip(found, model.encode_query(TEXTS), strict=True):
+        np.testing.assert_allclose(cell, text.numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize("make", [make_sparse, make_multi])
 def test_the_gate_holds_each_number_to_the_reference(
     make: Callable[[Path, Tiny], Path], tmp_path: Path, host: Host
