@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,16 @@ import torch
 from embedctl_workers.backends.torch.packed.weights import Layer
 
 
-def some_layer(hidden: int, wide: int, eps: float = 1e-5) -> Layer:
+def some_layer(hidden: int, wide: int, eps: float = 1e-5) -> Any:
+    """A :class:`Layer` whose parts are torch's modules, which can be called."""
     query, key, value, out = (torch.nn.Linear(hidden, hidden) for _ in range(4))
     norms = [torch.nn.LayerNorm(hidden, eps=eps) for _ in range(2)]
     for norm in norms:
         torch.nn.init.normal_(norm.weight, 1.0, 0.2)
         torch.nn.init.normal_(norm.bias)
     up, down = torch.nn.Linear(hidden, wide), torch.nn.Linear(wide, hidden)
-    return Layer(query, key, value, out, norms[0], up, down, norms[1])
+    parts: list[Any] = [query, key, value, out, norms[0], up, down, norms[1]]
+    return Layer(*(part.requires_grad_(False) for part in parts))
 
 
 def assemble(source: Path, folder: Path, *flags: str) -> None:

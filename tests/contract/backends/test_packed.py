@@ -12,18 +12,13 @@ import pytest
 import torch
 
 from embedctl_config.cpu import LEVEL_VARIABLE
-from embedctl_workers.backends.torch.packed import native
-from embedctl_workers.backends.torch.packed.inputs import positions_of
-from embedctl_workers.backends.torch.packed.kernels import (
-    CompiledKernels,
-    Norm,
-    Tables,
-    Texts,
-    TorchKernels,
-    load_kernels,
-)
+from embedctl_workers.backends.torch.packed.inputs import Tables, Texts, positions_of
+from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import by_heads
 from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear
+from embedctl_workers.backends.torch.packed.torch_kernels import TorchKernels
+from embedctl_workers.backends.torch.packed.weights import Part
+from embedctl_workers.machine import teams
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import compiling
 from embedctl_workers.models.cache import private_folder
@@ -66,11 +61,8 @@ def _compile(cache: Path) -> CompiledKernels:
     return found
 
 
-def norm(width: int, eps: float = 1e-12) -> Norm:
-    module = torch.nn.LayerNorm(width, eps=eps)
-    torch.nn.init.normal_(module.weight)
-    torch.nn.init.normal_(module.bias)
-    return Norm(module)
+def norm(width: int, eps: float = 1e-12) -> Part:
+    return Part(torch.randn(width).numpy(), torch.randn(width).numpy(), eps)
 
 
 def texts(lengths: Sequence[int]) -> Texts:
@@ -79,6 +71,12 @@ def texts(lengths: Sequence[int]) -> Texts:
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-6, rtol: float = 2e-6) -> None:
     torch.testing.assert_close(found, expected, atol=atol, rtol=rtol)
+
+
+def gelu(kernels: Kernels, x: torch.Tensor) -> torch.Tensor:
+    found = x.clone()
+    kernels.gelu(found)
+    return found
 
 
 def test_attention_is_that_of_torch(each_compiled: CompiledKernels) -> None:
@@ -105,21 +103,21 @@ def test_what_is_done_to_rows_of_any_width_is_that_of_torch(each_compiled: Compi
             TorchKernels().add_layer_norm(expected, y, weights)
             assert_close(found, expected, atol=1e-5)
 
-        tables = Tables(torch.randn(50, width), torch.randn(20, width), weights)
-        ids, positions = torch.tensor([0, 49, 7, 7, 1]), torch.tensor([0, 1, 19, 0, 5])
+        tables = Tables(torch.randn(50, width).numpy(), torch.randn(20, width).numpy(), weights)
+        ids, positions = np.array([0, 49, 7, 7, 1]), np.array([0, 1, 19, 0, 5])
         found, expected = torch.full((5, width), torch.nan), torch.empty(5, width)
         each_compiled.embed(ids, positions, tables, found)
         TorchKernels().embed(ids, positions, tables, expected)
         assert_close(found, expected, atol=1e-5)
 
         x = torch.randn(7, width) * 4
-        assert_close(each_compiled.gelu(x.clone()), TorchKernels().gelu(x))
+        assert_close(gelu(each_compiled, x), gelu(TorchKernels(), x))
 
 
 def test_gelu_is_right_all_along_the_line(each_compiled: CompiledKernels) -> None:
     x = torch.cat([torch.linspace(-12, 12, 20011), torch.tensor([-1e30, -100.0, -0.0, 0.0, 1e-30, 100.0, 1e30])])[None]
     expected = torch.nn.functional.gelu(x.double()).float()
-    assert_close(each_compiled.gelu(x.clone()), expected, atol=1e-6, rtol=1e-6)
+    assert_close(gelu(each_compiled, x), expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -134,7 +132,7 @@ def test_what_is_not_finite_stays_so_and_with_its_own_text(each_compiled: Compil
     x = torch.zeros(2, 33)
     x[1, 32] = bad
     if bad != -torch.inf:  # GELU of it is -0
-        assert not each_compiled.gelu(x.clone())[1, 32].isfinite()
+        assert not gelu(each_compiled, x)[1, 32].isfinite()
     each_compiled.add_layer_norm(x, torch.zeros(2, 33), norm(33))
     assert x[0].isfinite().all()
     assert not x[1].isfinite().any()
@@ -197,5 +195,5 @@ def test_a_damaged_library_is_made_again(compiled: CompiledKernels, cache: Path,
 
 
 def test_one_openmp_serves_torch_and_the_kernels(compiled: CompiledKernels) -> None:
-    runtimes = native.openmp_runtimes()
+    runtimes = teams.openmp_runtimes()
     assert len({Path(path).name.partition("-")[0].partition(".")[0] for path in runtimes}) == 1

@@ -8,7 +8,7 @@ import torch
 from embedctl_config.cpu import LEVEL_VARIABLE
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.fused import FloatLibrary, FusedLayer, Product
-from embedctl_workers.backends.torch.packed.kernels import TorchKernels
+from embedctl_workers.backends.torch.packed.torch_kernels import TorchKernels
 from embedctl_workers.machine.host import Host
 from tests.support.packed_layers import some_layer
 
@@ -40,7 +40,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_product_is_torchs_and_a_row_does_not_depend_on_others(library: FloatLibrary, shape: tuple[int, int]) -> None:
     inputs, outputs = shape
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    product = Product(weight, bias, library)
+    product = Product(weight.numpy(), bias.numpy(), library)
     for rows in ROWS:
         x, y = torch.randn(rows, inputs), torch.full((rows + 1, outputs), 7.0)
         library.linear(x, product, y[:-1], Buffers())

@@ -21,8 +21,8 @@ from embedctl_workers.backends.torch.int8 import TorchInt8Backend
 from embedctl_workers.backends.torch.packed import native
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.fused import VNNI, FusedLayer, Int8Library, Product
-from embedctl_workers.backends.torch.packed.kernels import Texts
-from embedctl_workers.backends.torch.packed.weights import Layer
+from embedctl_workers.backends.torch.packed.inputs import Texts
+from embedctl_workers.machine import teams
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.chunks import encode
@@ -78,7 +78,7 @@ def runnable(monkeypatch: pytest.MonkeyPatch) -> None:
 def linear(library: Int8Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The product, with a row after its result that must stay as it is."""
     y = torch.full((len(x) + 1, len(weight)), 7.0)
-    library.linear(x, Product(weight, bias, library), y[:-1], Buffers())
+    library.linear(x, Product(weight.numpy(), bias.numpy(), library), y[:-1], Buffers())
     assert (y[-1] == 7).all()
     return y[:-1]
 
@@ -149,7 +149,7 @@ def test_a_row_is_the_same_alone_beside_others_and_on_any_number_of_threads(libr
     both = linear(library, x, weight, bias)
     assert torch.equal(linear(library, x.flip(0).contiguous(), weight, bias).flip(0), both)
     assert torch.equal(linear(library, x[101:102].contiguous(), weight, bias)[0], both[101])
-    torch.set_num_threads(1)
+    teams.set_threads(1)
     assert torch.equal(linear(library, x, weight, bias), both)
 
 
@@ -239,7 +239,7 @@ def test_a_text_that_is_not_finite_stays_so_alone(library: Int8Library) -> None:
 # ---- layers
 
 
-def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer, most: int) -> torch.Tensor:
+def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Any, most: int) -> torch.Tensor:
     """What follows attention, in float64, with the rounding to bytes."""
 
     def product(x: torch.Tensor, module: torch.nn.Linear) -> torch.Tensor:

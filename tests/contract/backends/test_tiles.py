@@ -24,12 +24,14 @@ from embedctl_workers.backends.base import Backend
 from embedctl_workers.backends.torch.packed import choosing, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.choosing import Chooser
-from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels, load_kernels
+from embedctl_workers.backends.torch.packed.inputs import Texts
+from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, by_heads
 from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, Tiles, Unit, tile_layers
-from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.backends.torch.packed.torch_kernels import TorchKernels
+from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.fastest import Choice
 from tests.support.chunks import encode
@@ -72,14 +74,15 @@ def kind(request: pytest.FixtureRequest, each: Tiles, host: Host) -> tuple[Layer
 
 def project(library: Tiles, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, parts: int) -> torch.Tensor:
     """The product, with a guard row behind it."""
-    packed = tiles._Packed.of(library, parts, weight, bias)
+    packed = tiles._Packed.of(library, parts, weight.numpy(), bias.numpy())
     (rows, inputs), outputs = x.shape, len(weight)
     found = torch.full((rows + 1, outputs), 7.0, dtype=torch.bfloat16 if parts == 1 else torch.float32)
     sizes = [ctypes.c_long(size) for size in (rows, inputs, outputs)]
     each = library.products.scratch_bytes(*sizes[1:], parts)
     buffers = Buffers()
     scratch = tiles._scratch(buffers, "products", each)
-    library.products.project(*map(address, (x, packed.weight, packed.bias, found)), *sizes, *scratch, parts)
+    at = [address(each) for each in (x, packed.weight, packed.bias, found)]
+    library.products.project(*at, *sizes, *scratch, parts)
     assert (found[-1] == 7).all(), "it wrote behind its result"
     return found[:-1].float()
 
@@ -91,7 +94,7 @@ def attend(library: Tiles, qkv: torch.Tensor, texts: Texts, heads: int, parts: i
     head, buffers = hidden // heads, Buffers()
     each = library.attention.scratch_bytes(ctypes.c_long(texts.longest), ctypes.c_long(head), parts)
     library.attention.attention(
-        *map(address, (qkv, found, texts.offsets, texts.order)),
+        *(address(each) for each in (qkv, found, texts.offsets, texts.order)),
         *map(ctypes.c_long, (len(texts.order), heads, head)),
         *tiles._scratch(buffers, "attention", each),
         parts,
@@ -162,8 +165,8 @@ def test_attention_to_what_is_not_finite_stays_in_its_text(each: Tiles, parts: i
         assert torch.equal(found[25:], clean[25:])
 
 
-def layer_of(hidden: int, heads: int, wide: int) -> tuple[Layer, Weights]:
-    layer, words = some_layer(hidden, wide, eps=1e-12), torch.randn(9, hidden)
+def layer_of(hidden: int, heads: int, wide: int) -> tuple[Any, Weights]:
+    layer, words = some_layer(hidden, wide, eps=1e-12), torch.randn(9, hidden).numpy()
     return layer, Weights(words, words, layer.norm, [layer], heads, padding_id=None, activation=None)
 
 
@@ -195,7 +198,7 @@ def test_a_layer_is_that_of_float64(kind: tuple[LayerKind, float]) -> None:
         assert (found - expected).abs().max() < error, (shape, threads, size)
 
 
-def layer_exact(layer: Layer, heads: int, x: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+def layer_exact(layer: Any, heads: int, x: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
     def linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, module.weight.double(), module.bias.double())
 

@@ -163,11 +163,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, str]]]:
     seen: list[dict[str, str]] = []
     for name in OF_USERS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(teams, "_LIBRARY", "a library that nobody has loaded")
+    monkeypatch.setattr(teams, "openmp_runtimes", list)
     monkeypatch.setattr(
         teams,
-        "import_module",
-        lambda _: seen.append({name: os.environ[name] for name in OF_USERS if name in os.environ}),
+        "load_openmp",
+        lambda: seen.append({name: os.environ[name] for name in OF_USERS if name in os.environ}),
     )
     monkeypatch.setattr(teams, "_bound", ())
     yield seen

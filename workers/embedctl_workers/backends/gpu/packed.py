@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ from embedctl_workers.backends.gpu.device import Gpu
 from embedctl_workers.backends.gpu.pooling import HostIndexedPooling
 from embedctl_workers.backends.gpu.transfer import Batch
 from embedctl_workers.backends.torch.packed.inputs import packed_texts
-from embedctl_workers.backends.torch.packed.kernels import Norm
-from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.backends.torch.packed.weights import Layer, Part, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +50,19 @@ class PackedGpuEngine:
         self._longest = longest
         hidden = weights.words.shape[1]
         self._attention = attention_for(device, dtype, weights.heads, hidden // weights.heads)
-        self._norm = Norm(weights.norm, device.device, torch.float32)
+        self._norm = _Norm(weights.norm, device.device, torch.float32)
         self._dtype = dtype
         self._stack = _Stack(weights, self._attention, device.device, dtype)
         # The layers are dropped, and the tables stay on the device only: the host's copies are large.
-        words, places = weights.words.to(device.device, dtype), weights.places.to(device.device, dtype)
-        self._weights = replace(weights, words=words, places=places, layers=[])
+        self._words, self._places = (
+            torch.from_numpy(table).to(device.device, dtype) for table in (weights.words, weights.places)
+        )
+        self._padding_id = weights.padding_id
         self.name = f"packed, {self._attention.NAME}"
 
     def batch(self, tokens: Tokens, rows: Rows) -> Batch:
         """Prepare some of the texts on the host; IndexError if the model has no embedding for a token or a position."""
-        packed = packed_texts(tokens, rows, self._weights)
+        packed = packed_texts(tokens, rows, (len(self._words), len(self._places)), self._padding_id)
         plan = self._attention.plan(packed.offsets)
         arrays = {
             **plan.arrays,
@@ -92,7 +93,7 @@ class PackedGpuEngine:
         other._attention = Bucketed()
         other._stack = self._stack.widened(other._attention)
         other._dtype = torch.float32
-        other._weights = replace(self._weights, words=self._weights.words.float(), places=self._weights.places.float())
+        other._words, other._places = self._words.float(), self._places.float()
         return other
 
     def positions(self, lengths: Rows) -> int:
@@ -101,8 +102,8 @@ class PackedGpuEngine:
 
     def _encoded(self, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """The last hidden state, tokens × hidden."""
-        words = functional.embedding(inputs["ids"], self._weights.words)
-        places = functional.embedding(inputs["places"], self._weights.places)
+        words = functional.embedding(inputs["ids"], self._words)
+        places = functional.embedding(inputs["places"], self._places)
         x = self._norm(words.float() + places.float()).to(self._dtype)
         return self._stack.run(x, inputs, plan)
 
@@ -133,11 +134,11 @@ class _Layer:
         self._heads = weights.heads
         self._qkv = _Linear([layer.query, layer.key, layer.value], device, dtype)
         self._out = _Linear([layer.out], device, dtype)
-        self._attention_norm = Norm(layer.attention_norm, device, dtype)
+        self._attention_norm = _Norm(layer.attention_norm, device, dtype)
         self._up = _Linear([layer.up], device, dtype)
         self._activation = weights.activation or functional.gelu
         self._down = _Linear([layer.down], device, dtype)
-        self._norm = Norm(layer.norm, device, dtype)
+        self._norm = _Norm(layer.norm, device, dtype)
 
     def __call__(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         tokens, hidden = x.shape
@@ -150,7 +151,7 @@ class _Layer:
         other = copy.copy(self)
         other._attention = attention
         for name, part in vars(self).items():
-            if isinstance(part, _Linear | Norm):
+            if isinstance(part, _Linear | _Norm):
                 setattr(other, name, _widened(part))
         return other
 
@@ -158,15 +159,26 @@ class _Layer:
 class _Linear:
     """Linear layers side by side, in one product."""
 
-    def __init__(self, modules: list[torch.nn.Linear], device: torch.device, dtype: torch.dtype) -> None:
-        self.weight = torch.cat([module.weight.detach().float() for module in modules]).to(device, dtype)
-        self.bias = torch.cat([module.bias.detach().float() for module in modules]).to(device, dtype)
+    def __init__(self, parts: list[Part], device: torch.device, dtype: torch.dtype) -> None:
+        self.weight = torch.cat([torch.from_numpy(part.weight) for part in parts]).to(device, dtype)
+        self.bias = torch.cat([torch.from_numpy(part.bias) for part in parts]).to(device, dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight, self.bias)
 
 
-def _widened(part: _Linear | Norm) -> _Linear | Norm:
+class _Norm:
+    """A LayerNorm; its statistics are computed in float32, whatever the type."""
+
+    def __init__(self, part: Part, device: torch.device, dtype: torch.dtype) -> None:
+        self.weight, self.bias = (torch.from_numpy(each).to(device, dtype) for each in (part.weight, part.bias))
+        self._eps = part.eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
+
+
+def _widened(part: _Linear | _Norm) -> _Linear | _Norm:
     other = copy.copy(part)
     other.weight, other.bias = part.weight.float(), part.bias.float()
     return other

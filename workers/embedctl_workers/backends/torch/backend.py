@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
 from embedctl_config.cpu import no_bf16
@@ -20,16 +18,17 @@ from embedctl_workers.arrays.outputs import cells_of
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import SCORED, Found, Rows, Side, Tokens, Vectors, padded
+from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.backends.torch.kept import PackedModel, TextRules, keep_model, kept_model
 from embedctl_workers.backends.torch.packed.choosing import Chooser
 from embedctl_workers.backends.torch.packed.engine import PackedEngine
-from embedctl_workers.backends.torch.packed.heads import Head, TokenVectors, cells_of_weights, heads_beside
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
+from embedctl_workers.backends.torch.packed.modules import TokenVectors, cells_of_weights
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
-from embedctl_workers.machine.teams import OwnPlace
+from embedctl_workers.machine.teams import OwnPlace, set_threads
 from embedctl_workers.models.facts import longest_text
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import PADDED_BATCH_COST
@@ -40,12 +39,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from embedctl_workers.backends.torch.late import LateTexts
+    from embedctl_workers.backends.torch.packed.heads import Head
 
 #: Number of prompts whose length in tokens is cached.
 _PROMPTS_KEPT = 16
 
 #: Vectors of texts, rows × dim, not normalised unless the model itself does so; or what the texts ask for, by output.
-Computed = torch.Tensor | dict[Output, Any]
+Computed = Vectors | dict[Output, Any]
 #: Runs a model on some of the texts.
 CpuEngine = Callable[[Tokens, Rows], Computed]
 #: Tokens of a batch of padded texts for sparse vectors: each takes the logits of all words, 122 kB of BERT's.
@@ -130,7 +130,7 @@ class TorchBackend(SentenceModel):
         for name, value, other in (("engine", engine, "padded"), ("products", products, "plain")):
             if value not in ("auto", other):
                 raise SettingsError(f"{name} {value!r} of backend torch is neither auto nor {other}")
-        torch.set_num_threads(host.threads)
+        self._threads = host.threads
         self._may_pack, self._plain = engine == "auto", products == "plain"
         self._place = OwnPlace()
         self._packed: PackedModel | None = None
@@ -159,16 +159,18 @@ class TorchBackend(SentenceModel):
         plain = Output.DENSE in files.outputs
         kept = kept_model(files, host) if self._may_pack and plain else None
         if kept is None:
-            from embedctl_workers.backends.torch.packed.packable import packable
+            from embedctl_workers.backends.torch.packed.packable import packable, rest_of, take_layers
 
             rules = super()._load(files, host)
             if not self._may_pack or (packed := packable(self._model)) is None:
                 return rules
-            self._packed = PackedModel(rules, *packed)
             if not plain:
+                self._packed = PackedModel(rules, packed[0], rest_of(packed[1]))
                 return rules
-            kept = keep_model(files, host, self._model, self._packed)
+            kept = keep_model(files, host, self._model, rules, packed)
             if kept is None:
+                self._packed = PackedModel(rules, packed[0], rest_of(packed[1]))
+                take_layers(self._model, packed[0])
                 return rules
             del self._model, self._tokenizer
         self._packed = kept
@@ -182,6 +184,8 @@ class TorchBackend(SentenceModel):
         self._queries: CpuEngine | None = None
         if Output.DENSE in files.outputs:
             if self.HEADS and self._packed is not None and files.outputs != PLAIN:
+                from embedctl_workers.backends.torch.packed.heads import heads_beside
+
                 self._heads, self.outputs = (
                     heads_beside(files, Tokenizer.from_str(self._rules.tokenizer)),
                     files.outputs,
@@ -189,7 +193,7 @@ class TorchBackend(SentenceModel):
                 self.widths = {output: head.width for output, head in self._heads.items()}
             return
         from embedctl_workers.backends.torch.late import LateTexts
-        from embedctl_workers.backends.torch.packed.packable import heads_of
+        from embedctl_workers.backends.torch.packed.packable import heads_of, take_layers
 
         self.outputs = files.outputs
         self._heads = heads_of(self._model) if self._packed is not None else {}
@@ -197,12 +201,16 @@ class TorchBackend(SentenceModel):
         if Output.SPARSE in files.outputs:
             model: Any = self._model
             self.widths = {Output.SPARSE: model[0].auto_model.config.vocab_size}
+            if self._packed is not None:
+                take_layers(self._model, self._packed.weights)
             return
         self._late = LateTexts(self._model, self._rules)
         self.own_prompts, self.max_tokens = self._late.prompts, self._late.max_tokens
         self.widths = {Output.MULTI: self._model.get_embedding_dimension() or 0}
-        if self._packed is not None and self._late.aside:  # the packed engine takes over the weights of the other one
-            self._queries = _Padded(deepcopy(self._model), Padding.of(self._tokenizer))
+        if self._packed is not None and self._late.aside:
+            self._queries = _Padded(self._model, Padding.of(self._tokenizer))
+        elif self._packed is not None:
+            take_layers(self._model, self._packed.weights)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         if self._late is not None:
@@ -229,14 +237,14 @@ class TorchBackend(SentenceModel):
 
     def forward(self, tokens: Tokens, rows: Rows) -> Computed:
         aside = self._queries if "attention_mask" in tokens.columns else None
-        with torch.inference_mode(), self._place:
+        set_threads(self._threads)
+        with self._place:
             return (aside or self._engine)(tokens, rows)
 
     def finish(self, output: Computed, *, normalize: bool) -> Found:
-        with torch.inference_mode():
-            if isinstance(output, torch.Tensor):
-                return _finished(output, normalize=normalize)
-            return cells_of([_column(each, normalize=normalize) for each in output.values()])
+        if isinstance(output, np.ndarray):
+            return unit(output) if normalize else output
+        return cells_of([_column(each, normalize=normalize) for each in output.values()])
 
     def positions(self, lengths: Rows) -> int:
         return padded(lengths) if self._pads else int(lengths.sum())
@@ -264,14 +272,7 @@ class TorchBf16Backend(TorchBackend):
         return Chooser(weights, kernels, host).bf16(plain=self._plain)
 
     def _padded(self, padding: Padding) -> CpuEngine:
-        engine = _Padded(self._model, padding)
-
-        def run(tokens: Tokens, rows: Rows) -> Computed:
-            with torch.autocast("cpu", torch.bfloat16):
-                found = engine(tokens, rows)
-                return found.float() if isinstance(found, torch.Tensor) else found
-
-        return run
+        return _Padded(self._model, padding, bf16=True)
 
 
 def _left_out(_prompt: str) -> int | None:
@@ -279,37 +280,34 @@ def _left_out(_prompt: str) -> int | None:
     return None
 
 
-def _finished(vectors: torch.Tensor, *, normalize: bool) -> Vectors:
-    vectors = vectors.float()
-    if normalize:
-        vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
-    return vectors.numpy(force=True)
-
-
 def _column(found: Any, *, normalize: bool) -> Sequence[Any]:
     """The cells of one output."""
     if isinstance(found, TokenVectors):
-        return np.split(_finished(found.vectors, normalize=normalize), found.ends[:-1])
-    return list(_finished(found, normalize=normalize)) if isinstance(found, torch.Tensor) else found
+        return np.split(unit(found.vectors) if normalize else found.vectors, found.ends[:-1])
+    return list(unit(found) if normalize else found) if isinstance(found, np.ndarray) else found
 
 
 class _Padded:
     """Runs any model through its own modules, on batches padded to their longest row."""
 
-    def __init__(self, model: Any, padding: Padding) -> None:
+    def __init__(self, model: Any, padding: Padding, *, bf16: bool = False) -> None:
         self._model = model
         self._padding = padding
+        self._bf16 = bf16
 
     def __call__(self, tokens: Tokens, rows: Rows) -> Computed:
+        import torch
+
         columns = self._padding(tokens, rows, int(tokens.lengths[rows].max()))
         scored = columns.pop(SCORED, None)
         features: dict[str, Any] = {name: torch.from_numpy(column) for name, column in columns.items()}
         features["modality"] = "text"
         if tokens.prompt_tokens is not None:
             features["prompt_length"] = tokens.prompt_tokens
-        found = self._model(features)
-        if scored is not None:
-            vectors = found["token_embeddings"][torch.from_numpy(scored.astype(bool))]
-            return {Output.MULTI: TokenVectors(vectors.float(), np.cumsum(scored.sum(1)))}
-        output: torch.Tensor = found["sentence_embedding"]
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+            found = self._model(features)
+            if scored is not None:
+                vectors = found["token_embeddings"][torch.from_numpy(scored.astype(bool))]
+                return {Output.MULTI: TokenVectors(vectors.float().numpy(), np.cumsum(scored.sum(1)))}
+            output: Vectors = found["sentence_embedding"].float().numpy()
         return {Output.SPARSE: cells_of_weights(output)} if tokens.outputs == (Output.SPARSE,) else output

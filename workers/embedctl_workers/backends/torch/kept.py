@@ -1,8 +1,9 @@
 """What sentence-transformers made of a model, kept for the next start, which then need not import it.
 
-That import takes five times as long as torch's own. A kept model is one that runs on packed tokens, and whose files
-give the same weights, by the names that were kept, as sentence-transformers loaded. The accuracy gate compares its
-vectors with those of sentence-transformers at each start, as with any other engine.
+That import takes five times as long as torch's own, and torch is not needed either where our own code computes. A kept
+model is one that runs on packed tokens, and whose files give the same weights, by the names that were kept, as
+sentence-transformers loaded. The accuracy gate compares its vectors with those of sentence-transformers at each start,
+as with any other engine.
 """
 
 from __future__ import annotations
@@ -10,20 +11,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.arrays.tokens import Side
-from embedctl_workers.backends.torch.packed.modules import MODES, FirstDimensions, Normalized, Pooled, Projected
-from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.arrays.tokens import Rows, Side, Vectors
+from embedctl_workers.backends.torch.packed.modules import (
+    MODES,
+    Rest,
+    Step,
+    first_dimensions,
+    in_turn,
+    normalized,
+    pooled,
+    projected,
+)
+from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Part, Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import keep, kept, shipped
 from embedctl_workers.models.files import ModelFiles, read_json
@@ -41,8 +51,8 @@ _WEIGHTS = "model.safetensors"
 #: The tables of embeddings, as all architectures of the BERT family name them; DistilBERT has no types.
 _WORDS, _PLACES, _TYPES = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
 _NORM = "embeddings.LayerNorm"
-#: Activations by transformers' names; None: exact GELU. Models with others are not kept.
-_ACTIVATIONS = {"gelu": None, "relu": torch.nn.functional.relu, "silu": torch.nn.functional.silu}
+#: Activations that a kept model may have, by the names of transformers and of torch.
+_ACTIVATIONS = ("gelu", "relu", "silu")
 #: The parts of a layer.
 _PARTS = tuple(each.name for each in fields(Layer))
 #: Texts of the comparison of modules, in tokens each.
@@ -63,11 +73,11 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """A model that runs on packed tokens, with the modules that make a text's vector of its tokens'."""
+    """A model that runs on packed tokens, with what makes a text's vector of its tokens'."""
 
     rules: TextRules
     weights: Weights
-    rest: list[torch.nn.Module]
+    rest: Rest
 
 
 def kept_model(files: ModelFiles, host: Host) -> PackedModel | None:
@@ -83,15 +93,19 @@ def kept_model(files: ModelFiles, host: Host) -> PackedModel | None:
         return None
 
 
-def keep_model(files: ModelFiles, host: Host, model: SentenceTransformer, packed: PackedModel) -> PackedModel | None:
+def keep_model(
+    files: ModelFiles, host: Host, model: SentenceTransformer, rules: TextRules, found: tuple[Weights, Sequence[Any]]
+) -> PackedModel | None:
     """Keep a model that sentence-transformers has loaded for :func:`kept_model`, which then gives the same as this.
 
-    None if it is not one that can be kept, or the cache can't be written to, which is logged.
+    `found` is what :func:`.packed.packable.packable` makes of it. None if it is not one that can be kept, or the cache
+    can't be written to, which is logged.
     """
+    weights, rest = found
     try:
-        facts = _facts(files.folder, model, packed)
+        facts = _facts(files.folder, model, rules, weights, rest)
         same = None if facts is None else _read(files.folder, facts)
-        if same is None or not (_same_weights(same.weights, packed.weights) and _same_rest(same, packed)):
+        if same is None or not (_same_weights(same.weights, weights) and _same_rest(same, rest)):
             return None
         if host.build:
             keep(_path(files, host), json.dumps(facts).encode())
@@ -110,20 +124,23 @@ def _path(files: ModelFiles, host: Host) -> Path:
     return host.cache / "loaded" / f"{files.fingerprint}-{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
 
 
-def _facts(folder: Path, model: SentenceTransformer, packed: PackedModel) -> dict[str, Any] | None:
+def _facts(
+    folder: Path, model: SentenceTransformer, text_rules: TextRules, weights: Weights, rest: Sequence[Any]
+) -> dict[str, Any] | None:
     """What the file holds; None for a model that is not kept."""
     modules = read_json(folder / "modules.json")
     transformer: Any = model[0].auto_model
     activation = transformer.config.to_dict().get("hidden_act", getattr(transformer.config, "activation", None))
-    rest = [_facts_of(module, at, modules) for at, module in enumerate(packed.rest, 1)]
-    if modules is None or activation not in _ACTIVATIONS or None in rest:
+    after = [_facts_of(module, at, modules) for at, module in enumerate(rest, 1)]
+    if modules is None or activation not in _ACTIVATIONS or None in after:
         return None
     file = str(Path(modules[0]["path"]) / _WEIGHTS)
-    with safe_open(folder / file, framework="pt") as tensors:
+    with safe_open(folder / file, framework="np") as tensors:
         there = set(tensors.keys())
     prefix = "" if _WORDS in there else f"{transformer.base_model_prefix}."
-    names = {id(module): prefix + name for name, module in transformer.named_modules()}
-    weights, rules = packed.weights, asdict(packed.rules)
+    # By the places of weights in memory, where the model's own are those of its layers.
+    names = {each.data_ptr(): prefix + name for name, each in transformer.named_parameters()}
+    rules = asdict(text_rules)
     if _plain(folder, rules["tokenizer"]):
         rules["tokenizer"] = None
     return {
@@ -133,12 +150,13 @@ def _facts(folder: Path, model: SentenceTransformer, packed: PackedModel) -> dic
         "types": prefix + _TYPES in there,
         "eps": weights.norm.eps,
         "layers": [
-            {each.name: names[id(getattr(layer, each.name))] for each in fields(Layer)} for layer in weights.layers
+            {part: names[getattr(layer, part).weight.ctypes.data].removesuffix(".weight") for part in _PARTS}
+            for layer in weights.layers
         ],
         "heads": weights.heads,
         "padding_id": weights.padding_id,
         "activation": activation,
-        "rest": rest,
+        "rest": after,
     }
 
 
@@ -152,11 +170,8 @@ def _facts_of(module: Any, at: int, modules: Any) -> dict[str, Any] | None:
             return {}
         case "Dense":
             names, activation = (module.module_input_name, module.module_output_name), type(module.activation_function)
-            if (
-                module.use_residual
-                or set(names) != {"sentence_embedding"}
-                or not hasattr(torch.nn, activation.__name__)
-            ):
+            known = activation.__module__ == "torch.nn.modules.activation" or activation.__name__ == "Identity"
+            if module.use_residual or set(names) != {"sentence_embedding"} or not known:
                 return None
             return {"file": str(Path(modules[at]["path"]) / _WEIGHTS), "activation": activation.__name__}
         case "FirstDimensions":
@@ -187,82 +202,86 @@ def _read(folder: Path, facts: Mapping[str, Any]) -> PackedModel:
     weights = Weights(
         words=tables.table(prefix + _WORDS),
         places=places + tables.table(prefix + _TYPES)[0] if facts["types"] else places,
-        norm=tables.module(prefix + _NORM),
-        layers=[Layer(**{part: tables.module(name) for part, name in layer.items()}) for layer in facts["layers"]],
+        norm=tables.part(prefix + _NORM),
+        layers=[Layer(**{part: tables.part(name) for part, name in layer.items()}) for layer in facts["layers"]],
         heads=facts["heads"],
         padding_id=facts["padding_id"],
-        activation=_ACTIVATIONS[facts["activation"]],
+        activation=None if facts["activation"] == "gelu" else _torch_function(facts["activation"]),
     )
-    return PackedModel(TextRules(**rules), weights, [_module(folder, each) for each in facts["rest"]])
+    return PackedModel(TextRules(**rules), weights, in_turn([_step(folder, each) for each in facts["rest"]]))
 
 
-def _module(folder: Path, facts: Mapping[str, Any]) -> torch.nn.Module:
+def _torch_function(name: str) -> Callable[[Any], Any]:
+    import torch
+
+    function: Callable[[Any], Any] = getattr(torch.nn.functional, name)
+    return function
+
+
+def _step(folder: Path, facts: Mapping[str, Any]) -> Step:
     if "modes" in facts:
-        return Pooled(facts["modes"])
+        return pooled(facts["modes"])
     if "dimensions" in facts:
-        return FirstDimensions(facts["dimensions"])
+        return first_dimensions(facts["dimensions"])
     if "file" in facts:
-        return Projected(_Tables(folder / facts["file"]).module("linear"), getattr(torch.nn, facts["activation"])())
-    return Normalized()
+        tables = _Tables(folder / facts["file"])
+        return projected(tables.table("linear.weight"), tables.bias("linear"), _activation(facts["activation"]))
+    return normalized
+
+
+def _activation(name: str) -> Callable[[Vectors], Vectors]:
+    """An activation by torch's name of its module."""
+    if name in ("Identity", "Tanh"):
+        return np.tanh if name == "Tanh" else lambda vectors: vectors
+    import torch
+
+    module = getattr(torch.nn, name)()
+    return lambda vectors: np.asarray(module(torch.from_numpy(vectors)).detach())
 
 
 class _Tables:
     """The weights of a file, copied in float32."""
 
     def __init__(self, path: Path, eps: float = 0.0) -> None:
-        tensors: Any = safe_open(path, framework="pt")
-        self._tensors, self._names = tensors, frozenset(tensors.keys())
+        tensors: Any = safe_open(path, framework="np")
+        self._path, self._tensors, self._names = path, tensors, frozenset(tensors.keys())
         self._eps = eps
 
-    def table(self, name: str) -> torch.Tensor:
+    def table(self, name: str) -> Floats:
         # A copy: the file is mapped, and may be replaced while the model runs.
-        values: torch.Tensor = self._tensors.get_tensor(name).to(torch.float32, copy=True)
-        return values
+        if self._tensors.get_slice(name).get_dtype() == "BF16":  # NumPy has no such type
+            with safe_open(self._path, framework="pt") as tensors:
+                return np.asarray(tensors.get_tensor(name).float())
+        return np.array(self._tensors.get_tensor(name), np.float32)
 
-    def module(self, name: str) -> Any:
-        """A linear layer; a LayerNorm if it has one weight for each input."""
-        state = {part: self.table(f"{name}.{part}") for part in ("weight", "bias") if f"{name}.{part}" in self._names}
-        sizes = state["weight"].shape
-        made: torch.nn.Module
-        if len(sizes) == 1:
-            made = torch.nn.LayerNorm(sizes[0], self._eps, device="meta")
-        else:
-            made = torch.nn.Linear(sizes[1], sizes[0], bias="bias" in state, device="meta")
-        made.load_state_dict(state, assign=True)
-        return made.requires_grad_(False)
+    def bias(self, name: str) -> Floats | None:
+        return self.table(f"{name}.bias") if f"{name}.bias" in self._names else None
+
+    def part(self, name: str) -> Part:
+        return Part(self.table(f"{name}.weight"), self.table(f"{name}.bias"), self._eps)
 
 
 def _same_weights(one: Weights, other: Weights) -> bool:
     return all(
-        first.shape == second.shape and torch.equal(first, second)
-        for first, second in zip(_tensors(one), _tensors(other), strict=True)
+        np.array_equal(first, second) for first, second in zip(_tensors(one), _tensors(other), strict=True)
     ) and {norm.eps for norm in _norms(other)} == {one.norm.eps}
 
 
-def _tensors(weights: Weights) -> list[torch.Tensor]:
+def _tensors(weights: Weights) -> list[Floats]:
     parts = [weights.norm, *(getattr(layer, part) for layer in weights.layers for part in _PARTS)]
     return [weights.words, weights.places, *(values for part in parts for values in (part.weight, part.bias))]
 
 
-def _norms(weights: Weights) -> list[torch.nn.LayerNorm]:
+def _norms(weights: Weights) -> list[Part]:
     return [weights.norm, *(norm for layer in weights.layers for norm in (layer.attention_norm, layer.norm))]
 
 
-def _same_rest(one: PackedModel, other: PackedModel) -> bool:
-    """Whether the modules give the same vectors of a few texts; the tokens' vectors are any."""
-    first, second = _rest_of(one), _rest_of(other)
-    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=1e-6)
+def _same_rest(one: PackedModel, theirs: Sequence[Any]) -> bool:
+    """Whether the steps make the same of a few texts as the model's own modules; the tokens' vectors are any."""
+    from embedctl_workers.backends.torch.packed.packable import rest_of
 
-
-def _rest_of(model: PackedModel) -> torch.Tensor:
-    offsets = torch.tensor([0, *_COMPARED]).cumsum(0)
-    size = (1, int(offsets[-1]), model.weights.words.shape[1])
-    features: dict[str, Any] = {
-        "token_embeddings": torch.sin(torch.arange(size[1] * size[2], dtype=torch.float32)).reshape(size),
-        "cu_seq_lens_q": offsets,
-    }
-    with torch.inference_mode():
-        for module in model.rest:
-            features = module(features)
-    vectors: torch.Tensor = features["sentence_embedding"]
-    return vectors
+    offsets: Rows = np.cumsum([0, *_COMPARED])
+    size = int(offsets[-1]), one.weights.words.shape[1]
+    tokens = np.sin(np.arange(size[0] * size[1], dtype=np.float32)).reshape(size)
+    first, second = (rest(tokens, offsets, None) for rest in (one.rest, rest_of(theirs)))
+    return first.shape == second.shape and np.allclose(first, second, rtol=0, atol=1e-6)

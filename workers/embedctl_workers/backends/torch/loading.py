@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedctl_config.errors import ModelError
 from embedctl_config.outputs import Output
-from embedctl_workers.backends.torch.packed.modules import FirstDimensions
+from embedctl_workers.backends.torch.first_dimensions import FirstDimensions
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.opening import open_model
 

@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.metadata import version
 
 import numpy as np
-import torch
 
 from embedctl_config import __version__
 from embedctl_config.cpu import cpu_flags, cpu_identity
 from embedctl_config.errors import ModelError
-from embedctl_workers.backends.torch.packed.buffers import Buffers
+from embedctl_workers.backends.torch.packed.buffers import Array, Buffers
 from embedctl_workers.backends.torch.packed.fused import FloatLibrary, fits_fused, fused_layers
-from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels
-from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, plain_layers
-from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnBf16Linear, OneDnnLinear
-from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
+from embedctl_workers.backends.torch.packed.inputs import Texts
+from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Kernels
+from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, Tiles, Unit, fit_tiles, tile_layers
-from embedctl_workers.backends.torch.packed.weights import Weights
+from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.machine import teams
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import note, noted
 from embedctl_workers.models.compiling import NOT_COMPILED
@@ -45,7 +46,7 @@ class Chooser:
 
     def fp32(self, *, plain: bool = False) -> LayerKind:
         """Layers within the bounds of fp32: AMX's split products, our own, or torch's, which alone are `plain`."""
-        blas, onednn = (plain_layers(linear, self.kernels) for linear in (BlasLinear, OneDnnLinear))
+        blas, onednn = (plain_layers(name, self.kernels) for name in ("BLAS", "oneDNN"))
         own = [] if plain else [*self._split(), *self._fused()]
         return self._fastest([*own, blas, onednn], _CLOSE)
 
@@ -54,19 +55,21 @@ class Chooser:
 
         `plain`: torch's products, and attention in float32, in any case. A ModelError if none computes correctly.
         """
+        from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
+
         for tiles in [] if plain else self._tiles((AMX, AVX512)):
             kinds = [tile_layers(tiles, 1, self.kernels), onednn_bf16_layers(tiles, self.kernels)]
             try:
                 return self._fastest(kinds, _ROUGH)
             except ModelError:  # logged: both are wrong
                 break
-        return self._fastest([plain_layers(OneDnnBf16Linear, self.kernels)], _ROUGH)
+        return self._fastest([plain_layers("oneDNN bf16", self.kernels)], _ROUGH)
 
     def _split(self) -> list[LayerKind]:
         return [tile_layers(tiles, 2, self.kernels) for tiles in self._tiles((AMX,))]
 
     def _fused(self) -> list[LayerKind]:
-        if isinstance(self.kernels, TorchKernels) or not fits_fused(self.weights):
+        if not isinstance(self.kernels, CompiledKernels) or not fits_fused(self.weights):
             return []
         try:
             return [fused_layers(f"{self.kernels.name}, own products", FloatLibrary(self.host, self.kernels))]
@@ -76,7 +79,7 @@ class Chooser:
 
     def _tiles(self, units: Sequence[Unit]) -> list[Tiles]:
         """The first of these units that the CPU, the system and the compiler know, if the model fits tiles; or none."""
-        if isinstance(self.kernels, TorchKernels) or not fit_tiles(self.weights):
+        if not isinstance(self.kernels, CompiledKernels) or not fit_tiles(self.weights):
             return []
         flags = cpu_flags()
         for unit in units:
@@ -102,12 +105,13 @@ class Chooser:
     def _deciding(self) -> list[object]:
         """What else but its candidates a choice depends on: software, CPU, and the model's shape."""
         layer = self.weights.layers[0]
-        shape = [*self.weights.words.shape[1:], self.weights.heads, layer.up.out_features, layer.query.out_features]
-        return [__version__, torch.__version__, cpu_identity(), *shape, self.weights.activation is None]
+        shape = [*self.weights.words.shape[1:], self.weights.heads, len(layer.up.bias), len(layer.query.bias)]
+        return [__version__, version("torch"), cpu_identity(), *shape, self.weights.activation is None]
 
     def _measured(self, kinds: Sequence[LayerKind], tolerance: float) -> dict[str, float]:
         """Seconds of one layer by the name of its kind, for those that agree with torch's products in fp32."""
-        with torch.inference_mode(), _one_thread():
+        import_module("torch")  # before the number of threads is set, which it would change
+        with _one_thread():
             probe = _Probe(self.weights, self.kernels, tolerance)
             runs = {kind.name: run for kind in kinds if (run := probe.run_of(kind)) is not None}
             if not runs:
@@ -115,15 +119,26 @@ class Chooser:
             return dict(fastest(runs).seconds)
 
 
+def plain_layers(product: str, kernels: Kernels) -> LayerKind:
+    """Products by torch, which is imported for them, and kernels between them; `product` is a name in `linear.py`."""
+
+    def laid_out(layer: Layer, weights: Weights) -> EncoderLayer:
+        from embedctl_workers.backends.torch.packed.linear import PRODUCTS, PlainLayer
+
+        return PlainLayer(layer, weights, PRODUCTS[product], kernels)
+
+    return LayerKind(f"{kernels.name}, {product}", laid_out)
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Within it, torch and our kernels compute in this thread alone, whose CPU time is taken."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = teams.threads()
+    teams.set_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        teams.set_threads(threads)
 
 
 class _Probe:
@@ -134,24 +149,24 @@ class _Probe:
         self._tolerance = tolerance
         self._texts = Texts.at(np.cumsum([0, *_LENGTHS]))
         self._buffers = Buffers()
-        generator = torch.Generator().manual_seed(0)
-        self._x = torch.randn(sum(_LENGTHS), weights.words.shape[1], generator=generator)
-        self._expected = self._run(plain_layers(BlasLinear, kernels).layer(weights.layers[0], weights))
+        shape = sum(_LENGTHS), weights.words.shape[1]
+        self._x = np.random.default_rng(0).standard_normal(shape, np.float32)
+        self._expected = self._run(plain_layers("BLAS", kernels).layer(weights.layers[0], weights))
 
-    def _run(self, layer: EncoderLayer) -> torch.Tensor:
-        x = self._x.clone()
+    def _run(self, layer: EncoderLayer) -> Array:
+        x = self._x.copy()
         layer(x, self._texts, self._buffers)
         return x
 
-    def run_of(self, kind: LayerKind) -> Callable[[], torch.Tensor] | None:
+    def run_of(self, kind: LayerKind) -> Callable[[], Array] | None:
         """Runs the first layer; None if it does not run here or its output is wrong."""
         try:
             layer = kind.layer(self._weights.layers[0], self._weights)
-            error = torch.linalg.vector_norm(self._run(layer) - self._expected, dim=1)
+            error = np.linalg.norm(self._run(layer) - self._expected, axis=1)
         except (AttributeError, RuntimeError) as failed:  # torch was built without oneDNN, or changed its operators
             log.warning("%s is not used: %s", kind.name, failed)
             return None
-        if bool((error <= self._tolerance * torch.linalg.vector_norm(self._expected, dim=1)).all()):
+        if bool((error <= self._tolerance * np.linalg.norm(self._expected, axis=1)).all()):
             return partial(self._run, layer)
         log.warning("%s is not used, because it computes wrongly here: please report this", kind.name)
         return None

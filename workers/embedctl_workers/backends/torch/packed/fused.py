@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
+import numpy as np
 
 from embedctl_config.cpu import cpu_flags
-from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts
+from embedctl_workers.backends.torch.packed.buffers import Array, Buffers, Matrix, empty
+from embedctl_workers.backends.torch.packed.inputs import Texts
+from embedctl_workers.backends.torch.packed.kernels import Kernels, norm_at
 from embedctl_workers.backends.torch.packed.layers import LayerKind, joined, joined_qkv
 from embedctl_workers.backends.torch.packed.native import address, library
-from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.teams import threads
 
 #: Inputs and outputs of a product, and a head's columns, are multiples of this; in int8, a head has at most so many.
 _MULTIPLE, _MOST_HEAD = 16, 256
@@ -38,12 +41,12 @@ class FusedLibrary(ABC):
             ctypes.c_long.in_dll(self._products, name).value for name in ("fused_panel", "fused_most_byte")
         )
 
-    def linear(self, x: torch.Tensor, product: Product, y: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+    def linear(self, x: Matrix, product: Product, y: Matrix, buffers: Buffers) -> Matrix:
         """x · Wᵀ + b into `y`, which is returned; ValueError if `x` or `y` has another size than the product's.
 
         `y` is tokens × outputs; or parts × tokens × width, each part with `width` of the outputs, a multiple of 16.
         """
-        if x.shape[1] != product.c.inputs or y.numel() != len(x) * product.c.outputs:
+        if x.shape[1] != product.c.inputs or math.prod(y.shape) != len(x) * product.c.outputs:
             raise ValueError(f"a product of {product.c.inputs} × {product.c.outputs} from {x.shape} into {y.shape}")
         size = self._products.fused_scratch(*map(ctypes.c_long, (product.c.inputs, product.c.inputs)))
         self._products.fused_linear(
@@ -55,19 +58,19 @@ class FusedLibrary(ABC):
         )
         return y
 
-    def attend(self, x: torch.Tensor, qkv: Product, texts: Texts, heads: int, buffers: Buffers) -> torch.Tensor:
+    def attend(self, x: Matrix, qkv: Product, texts: Texts, heads: int, buffers: Buffers) -> Array:
         """What attention makes of `x`, tokens × hidden, by the joined product of queries (scaled), keys and values."""
         tokens, hidden = x.shape
-        apart = buffers("qkv", tokens, 3 * hidden).view(3 * heads, tokens, -1)
+        apart = buffers("qkv", tokens, 3 * hidden).reshape(3 * heads, tokens, -1)
         context = buffers("context", tokens, hidden)
         self.attention(self.linear(x, qkv, apart, buffers), texts, context, buffers)
         return context
 
     @abstractmethod
-    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+    def attention(self, qkv: Matrix, texts: Texts, context: Matrix, buffers: Buffers) -> None:
         """softmax(q kᵀ) v for each text and head, into `context`; `qkv`: 3 · heads × tokens × head, queries scaled."""
 
-    def rest(self, x: torch.Tensor, context: torch.Tensor, layer: FusedLayer, buffers: Buffers) -> None:
+    def rest(self, x: Matrix, context: Matrix, layer: FusedLayer, buffers: Buffers) -> None:
         """What follows attention: `x` becomes LayerNorm(x + out(context)), then LayerNorm(x + down(GELU(up(x))))."""
         size = self._products.fused_scratch(*map(ctypes.c_long, (layer.up.c.inputs, layer.up.c.outputs)))
         self._products.fused_rest(
@@ -80,9 +83,8 @@ class FusedLibrary(ABC):
 
     def _scratch(self, buffers: Buffers, size: int) -> tuple[ctypes.c_long, ctypes.c_void_p, ctypes.c_long]:
         """The number of threads, memory for them, and the bytes of each."""
-        threads = torch.get_num_threads()
-        memory = buffers("scratch", threads, size, torch.uint8)
-        return ctypes.c_long(threads), address(memory), ctypes.c_long(size)
+        count = threads()
+        return ctypes.c_long(count), address(buffers("scratch", count, size, np.uint8)), ctypes.c_long(size)
 
 
 class FloatLibrary(FusedLibrary):
@@ -92,7 +94,7 @@ class FloatLibrary(FusedLibrary):
         super().__init__(host, ["-DFLOATS"])
         self._kernels = kernels
 
-    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+    def attention(self, qkv: Matrix, texts: Texts, context: Matrix, buffers: Buffers) -> None:
         self._kernels.attention(qkv, texts, context)
 
 
@@ -108,7 +110,7 @@ class Int8Library(FusedLibrary):
         self._attention = library("int8_attention.c", host, flags=flags, headers=_HEADERS)
         self._attention.int8_attention_scratch.restype = ctypes.c_long
 
-    def attention(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+    def attention(self, qkv: Matrix, texts: Texts, context: Matrix, buffers: Buffers) -> None:
         heads, head = len(qkv) // 3, qkv.shape[2]
         size = self._attention.int8_attention_scratch(ctypes.c_long(texts.longest), ctypes.c_long(head))
         self._attention.int8_attention(
@@ -133,22 +135,21 @@ class Product:
     Inputs and outputs are padded to multiples of 16, by weights and biases of 0.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, calls: FusedLibrary) -> None:
+    def __init__(self, weight: Floats, bias: Floats, calls: FusedLibrary) -> None:
         outputs, inputs = (up_to(size, _MULTIPLE) for size in weight.shape)
         padding = up_to(outputs, calls.panel) - len(bias)
-        weight = torch.nn.functional.pad(weight, (0, inputs - weight.shape[1], 0, padding))
-        bias = torch.nn.functional.pad(bias, (0, padding))
+        values: Array = np.pad(weight, ((0, padding), (0, inputs - weight.shape[1])))
+        bias = np.pad(bias, (0, padding))
+        scale, offset, numbers = bias, bias, 1
         if calls.most_byte:
-            scale = weight.abs().amax(1) / calls.most_byte
+            scale = np.abs(values).max(1) / np.float32(calls.most_byte)
             scale[scale == 0] = 1
-            rounded = (weight / scale[:, None]).round()
-            offset = rounded.double().sum(1).float() * scale
-            weight, numbers = rounded.to(torch.int8), 4
-        else:
-            scale, offset, numbers = bias, bias, 1
-        laid_out = weight.view(-1, calls.panel, inputs // numbers, numbers).transpose(1, 2).contiguous()
+            values, numbers = np.rint(values / scale[:, None]).astype(np.int8), 4
+            offset = values.sum(1, dtype=np.int64).astype(np.float32) * scale
+        laid_out = empty((len(values) // calls.panel, inputs // numbers, calls.panel, numbers), values.dtype)
+        laid_out[:] = values.reshape(-1, calls.panel, inputs // numbers, numbers).swapaxes(1, 2)
         self._kept = laid_out, scale, offset, bias
-        self.c = _Product(*(each.data_ptr() for each in self._kept), inputs, outputs, inputs * weight.element_size())
+        self.c = _Product(*(each.ctypes.data for each in self._kept), inputs, outputs, inputs * values.itemsize)
 
 
 class FusedLayer:
@@ -161,10 +162,10 @@ class FusedLayer:
         self.out, self.up, self.down = (
             Product(*joined((part, 1.0)), calls) for part in (layer.out, layer.up, layer.down)
         )
-        self._norms = [Norm(layer.attention_norm), Norm(layer.norm)]
-        self.attention_norm, self.norm = (norm.struct for norm in self._norms)
+        self._norms = layer.attention_norm, layer.norm
+        self.attention_norm, self.norm = map(norm_at, self._norms)
 
-    def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
+    def __call__(self, x: Matrix, texts: Texts, buffers: Buffers) -> None:
         context = self._calls.attend(x, self._qkv, texts, self._heads, buffers)
         self._calls.rest(x, context, self, buffers)
 
@@ -189,7 +190,7 @@ def fits_int8(weights: Weights) -> bool:
 
 
 def _head(weights: Weights) -> int:
-    return weights.words.shape[1] // weights.heads
+    return int(weights.words.shape[1]) // weights.heads
 
 
 def up_to(size: int, multiple: int) -> int:

@@ -4,7 +4,6 @@ on padded batches."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -16,8 +15,9 @@ from tokenizers import Tokenizer
 from embedctl_config.errors import ModelError
 from embedctl_config.outputs import Output
 from embedctl_workers.arrays.outputs import weights_of
-from embedctl_workers.arrays.tokens import SCORED, Rows, Tokens
+from embedctl_workers.arrays.tokens import SCORED, Rows, Tokens, Vectors
 from embedctl_workers.backends.torch.packed.inputs import Packed
+from embedctl_workers.backends.torch.packed.modules import Column, TokenVectors, cells_of_weights
 from embedctl_workers.models.deciding import BESIDE
 from embedctl_workers.models.files import ModelFiles
 
@@ -25,16 +25,13 @@ from embedctl_workers.models.files import ModelFiles
 #: tokens of a block.
 _WORDS, _BLOCK = 1024, 1024
 
-#: Of each text: weights, or the vectors of its tokens, float32.
-Column = list[np.ndarray[Any, Any]]
-
 
 class Head(Protocol):
     """Makes one output of hidden states, float32, tokens × hidden."""
 
     width: int  #: of the output, as in :attr:`~embedctl_workers.backends.base.Backend.widths`
 
-    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> Column | TokenVectors: ...
+    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> Column | TokenVectors: ...
 
 
 class Splade:
@@ -50,14 +47,15 @@ class Splade:
         self._logs = 2 if pooling.activation_function == "log1p_relu" else 1
         self.width = self._decoder.out_features
 
-    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
-        states, offsets = self._transform(states), packed.offsets
+    @torch.inference_mode()
+    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
+        transformed, offsets = self._transform(torch.from_numpy(states)), packed.offsets
         found: Column = []
         while len(found) < len(offsets) - 1:
             first = len(found)
             last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1)
             begin, end = int(offsets[first]), int(offsets[last])
-            found += self._block(states[begin:end], (offsets[first : last + 1] - begin).tolist())
+            found += self._block(transformed[begin:end], (offsets[first : last + 1] - begin).tolist())
         return found
 
     def _block(self, states: torch.Tensor, offsets: list[int]) -> Column:
@@ -72,7 +70,7 @@ class Splade:
                 reduce(logits[begin:end], 0, out=whole[row, words])
         if not self._sums:
             whole = self._weights(whole.add_(self._decoder.bias))
-        return cells_of_weights(whole)
+        return cells_of_weights(whole.numpy())
 
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
         logits = logits.relu_()
@@ -88,8 +86,9 @@ class Lexical:
         self._linear, self.width = linear, width
         self._unused = unused  # tokens that never have a weight
 
-    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
-        weights = self._linear(states).relu_().squeeze(1).numpy()
+    @torch.inference_mode()
+    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
+        weights = self._linear(torch.from_numpy(states)).relu_().squeeze(1).numpy()
         kept = (weights > 0) & ~np.isin(packed.ids, self._unused)
         found: Column = []
         for begin, end in pairwise(packed.offsets):
@@ -108,27 +107,15 @@ class Projection:
     def __init__(self, modules: Callable[[torch.Tensor], torch.Tensor], width: int) -> None:
         self._modules, self.width = modules, width
 
-    def __call__(self, states: torch.Tensor, packed: Packed, tokens: Tokens, rows: Rows) -> TokenVectors:
+    @torch.inference_mode()
+    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> TokenVectors:
         if SCORED in tokens.columns:
             scored = tokens.columns[SCORED].select(rows).values.astype(bool)
         else:
             scored = np.ones(len(packed.ids), bool)
             scored[packed.offsets[:-1]] = False
-        return TokenVectors(self._modules(states[torch.from_numpy(scored)]), np.cumsum(scored)[packed.offsets[1:] - 1])
-
-
-@dataclass(frozen=True, slots=True)
-class TokenVectors:
-    """Vectors of tokens, float32, tokens × width, and where those of each text end, int64."""
-
-    vectors: torch.Tensor
-    ends: Rows
-
-
-def cells_of_weights(whole: torch.Tensor) -> Column:
-    """The weights that are not 0, of each row of a matrix of all words."""
-    matrix = whole.numpy()
-    return [weights_of(words := np.flatnonzero(row), row[words]) for row in matrix]
+        vectors: Vectors = self._modules(torch.from_numpy(states[scored])).float().numpy()
+        return TokenVectors(vectors, np.cumsum(scored)[packed.offsets[1:] - 1])
 
 
 def _mlm_head(model: Any) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Linear]:

@@ -1,13 +1,14 @@
-"""Shared by the packed engines: the packing of a batch's texts."""
+"""What the packed engines compute on: a batch's texts side by side, and the tables that embed their tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
-from embedctl_workers.backends.torch.packed.weights import Weights
+from embedctl_workers.backends.torch.packed.weights import Floats, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,50 @@ class Packed:
     offsets: Rows  #: int64, one more than texts: the begin of each text, then the end of the last one
 
 
-def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:
-    """Pack some of the texts side by side; IndexError if the model has no embedding for a token or a position."""
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Where the texts of a batch lie in its matrices."""
+
+    offsets: Rows  #: int64, one more than texts: the first row of each text, then the end of the last one
+    #: int64: the texts, longest first. Threads take them in this order, so that none begins the longest last.
+    order: Rows
+    longest: int  #: tokens of the longest text
+
+    @classmethod
+    def at(cls, offsets: Rows) -> Self:
+        """The texts that begin at these rows; `offsets` as the attribute."""
+        lengths = np.diff(offsets)
+        order = np.argsort(-lengths, kind="stable")
+        return cls(offsets, order, int(lengths.max()))
+
+    def parted(self, tokens: int) -> tuple[Self | None, Self | None]:
+        """The texts of so many tokens or more, and those of fewer; None where there are none."""
+        lengths = np.diff(self.offsets)[self.order]
+        long = int((lengths >= tokens).sum())
+        parts = [(self.order[:long], lengths[:long]), (self.order[long:], lengths[long:])]
+        first, second = (replace(self, order=order, longest=int(of[0])) if len(order) else None for order, of in parts)
+        return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What tokens are embedded with: LayerNorm(words[id] + places[position]); float32, contiguous, a row for each."""
+
+    words: Floats
+    places: Floats
+    norm: Part
+
+
+def packed_texts(tokens: Tokens, rows: Rows, sizes: tuple[int, int], padding_id: int | None) -> Packed:
+    """Pack some of the texts side by side; IndexError if the model has no embedding for a token or a position.
+
+    `sizes` are those of the tables of tokens and of positions; `padding_id` as :class:`.weights.Weights`.
+    """
     chosen = tokens.columns["input_ids"].select(rows)
     ids, offsets = chosen.values.astype(np.int64), chosen.offsets
-    positions = positions_of(ids, offsets, weights.padding_id)
-    check_within(ids, len(weights.words))
-    check_within(positions, len(weights.places))
+    positions = positions_of(ids, offsets, padding_id)
+    check_within(ids, sizes[0])
+    check_within(positions, sizes[1])
     return Packed(ids, positions, offsets)
 
 

@@ -1,17 +1,24 @@
-"""x · Wᵀ + b, by torch's matrix products."""
+"""Layers with torch's matrix products. The only part of the engine in float32 that imports torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import torch
+
+from embedctl_workers.backends.torch.packed.buffers import Buffers, Matrix
+from embedctl_workers.backends.torch.packed.inputs import Texts
+from embedctl_workers.backends.torch.packed.kernels import Kernels
+from embedctl_workers.backends.torch.packed.layers import by_heads, joined, joined_qkv
+from embedctl_workers.backends.torch.packed.weights import Layer, Part, Weights
 
 #: Weights are laid out for this number of rows.
 _ROWS = 512
 
 
 class Linear(Protocol):
-    """A linear layer in float32: rows × in → rows × out. With `gelu`, an exact GELU follows, if the class fuses it."""
+    """x · Wᵀ + b in float32: rows × in → rows × out. With `gelu`, an exact GELU follows, if the class fuses it."""
 
     #: For people.
     NAME: ClassVar[str]
@@ -70,3 +77,40 @@ class OneDnnBf16Linear:
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y = self._product(x.bfloat16())
         return y.float() if out is None else out.copy_(y)
+
+
+PRODUCTS: Mapping[str, type[Linear]] = {each.NAME: each for each in (BlasLinear, OneDnnLinear, OneDnnBf16Linear)}
+
+
+class PlainLayer:
+    """A layer with torch's products, and kernels between them."""
+
+    def __init__(self, layer: Layer, weights: Weights, linear: type[Linear], kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._heads = weights.heads
+        self._qkv = linear(*map(torch.as_tensor, joined_qkv(layer, weights.heads)))
+        self._out, self._down = _of(layer.out, linear), _of(layer.down, linear)
+        self._up = _of(layer.up, linear, gelu=weights.activation is None)
+        self._wide = len(layer.up.bias)
+        self._activation, self._gelu = weights.activation, weights.activation is None and not linear.FUSES_GELU
+        self._attention_norm, self._norm = layer.attention_norm, layer.norm
+
+    def __call__(self, x: Matrix, texts: Texts, buffers: Buffers) -> None:
+        tokens, hidden = x.shape
+        of_tokens = torch.as_tensor(x)
+        context, y, qkv, wide = (
+            torch.as_tensor(buffers(name, tokens, width))
+            for name, width in (("context", hidden), ("y", hidden), ("qkv", 3 * hidden), ("inner", self._wide))
+        )
+        self._kernels.attention(by_heads(self._qkv(of_tokens, qkv), self._heads), texts, context)
+        self._kernels.add_layer_norm(x, self._out(context, y), self._attention_norm)
+        inner = self._up(of_tokens, wide)
+        if self._activation is not None:
+            inner = self._activation(inner)
+        elif self._gelu:
+            self._kernels.gelu(inner)
+        self._kernels.add_layer_norm(x, self._down(inner, y), self._norm)
+
+
+def _of(part: Part, linear: type[Linear], *, gelu: bool = False) -> Linear:
+    return linear(*map(torch.as_tensor, joined((part, 1.0))), gelu=gelu)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from embedctl_workers.backends.torch.packed.buffers import Matrix
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.teams import load_openmp
 from embedctl_workers.models.compiling import compiled
 
 _FLAGS = ("-O3", "-fopenmp", "-fPIC")
-_OPENMP = re.compile(r"/.*/lib[gi]?omp[^/]*\.so.*")
 
 
 def library(name: str, host: Host, *, flags: Sequence[str] = (), headers: Sequence[str] = ()) -> ctypes.CDLL:
@@ -28,20 +28,17 @@ def library(name: str, host: Host, *, flags: Sequence[str] = (), headers: Sequen
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    # The library is linked without OpenMP, because two of its runtimes in one process compete for the CPUs. This loads
-    # torch's.
-    for runtime in openmp_runtimes():
-        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    # The library is linked without OpenMP, because two of its runtimes in one process compete for the CPUs.
+    load_openmp()
     return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
 
 
-def openmp_runtimes() -> list[str]:
-    """The files of OpenMP that this process has loaded."""
-    return sorted(set(_OPENMP.findall(Path("/proc/self/maps").read_text())))
-
-
-def address(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """Where the tensor's values begin, for a C function; ValueError if they have gaps between them."""
-    if not tensor.is_contiguous():
-        raise ValueError("a kernel takes only contiguous tensors")
-    return ctypes.c_void_p(tensor.data_ptr())
+def address(values: Matrix) -> ctypes.c_void_p:
+    """Where the values begin, for a C function; ValueError if they have gaps between them."""
+    if isinstance(values, np.ndarray):
+        at, whole = values.ctypes.data, values.flags.c_contiguous
+    else:
+        at, whole = values.data_ptr(), values.is_contiguous()
+    if not whole:
+        raise ValueError("a kernel takes only contiguous matrices")
+    return ctypes.c_void_p(at)

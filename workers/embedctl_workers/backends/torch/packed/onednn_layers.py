@@ -6,12 +6,13 @@ from functools import partial
 
 import torch
 
-from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts
+from embedctl_workers.backends.torch.packed.buffers import Buffers, Matrix
+from embedctl_workers.backends.torch.packed.inputs import Texts
+from embedctl_workers.backends.torch.packed.kernels import Kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind, joined
 from embedctl_workers.backends.torch.packed.linear import OneDnnBf16Linear, OneDnnLinear
-from embedctl_workers.backends.torch.packed.tiles import TileAttention, Tiles, filled_up
-from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.backends.torch.packed.tiles import BF16, TileAttention, Tiles, filled_up
+from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 
 
 def onednn_bf16_layers(tiles: Tiles, kernels: Kernels) -> LayerKind:
@@ -27,23 +28,25 @@ class _OneDnnBf16Layer:
     def __init__(self, layer: Layer, weights: Weights, tiles: Tiles, kernels: Kernels) -> None:
         heads = weights.heads
         self._kernels = kernels
-        self._attention = TileAttention(tiles, heads, layer.query.out_features // heads, parts=1)
+        self._attention = TileAttention(tiles, heads, len(layer.query.bias) // heads, parts=1)
         qkv, out = filled_up(layer, heads)
         self._qkv, self._out = _product(*qkv), _product(*out)
-        self._attention_norm = Norm(layer.attention_norm)
         self._up = _product(*joined((layer.up, 1.0)), gelu=True)
         self._down = _product(*joined((layer.down, 1.0)))
-        self._norm = Norm(layer.norm)
+        self._attention_norm, self._norm = layer.attention_norm, layer.norm
 
-    def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
+    def __call__(self, x: Matrix, texts: Texts, buffers: Buffers) -> None:
         tokens, hidden = x.shape
-        rounded, y = buffers("rounded", tokens, hidden, torch.bfloat16), buffers("y", tokens, hidden)
-        context = buffers("context", tokens, self._attention.width, torch.bfloat16)
-        self._attention(self._qkv(rounded.copy_(x)), texts, context, buffers)
+        of_tokens, y = torch.as_tensor(x), torch.as_tensor(buffers("y", tokens, hidden))
+        rounded, context = (
+            torch.as_tensor(buffers(name, tokens, width, BF16)).view(torch.bfloat16)
+            for name, width in (("rounded", hidden), ("context", self._attention.width))
+        )
+        self._attention(self._qkv(rounded.copy_(of_tokens)), texts, context, buffers)
         self._kernels.add_layer_norm(x, y.copy_(self._out(context)), self._attention_norm)
-        inner = self._up(rounded.copy_(x))
+        inner = self._up(rounded.copy_(of_tokens))
         self._kernels.add_layer_norm(x, y.copy_(self._down(inner)), self._norm)
 
 
-def _product(weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False) -> OneDnnLinear:
-    return OneDnnLinear(weight.bfloat16(), bias.bfloat16(), gelu=gelu)
+def _product(weight: Floats, bias: Floats, *, gelu: bool = False) -> OneDnnLinear:
+    return OneDnnLinear(torch.as_tensor(weight).bfloat16(), torch.as_tensor(bias).bfloat16(), gelu=gelu)

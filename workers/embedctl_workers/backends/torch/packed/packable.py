@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ from transformers import (
 from transformers.activations import ACT2FN
 
 from embedctl_config.outputs import Output
+from embedctl_workers.arrays.tokens import Rows, Vectors
+from embedctl_workers.backends.torch.first_dimensions import FirstDimensions
 from embedctl_workers.backends.torch.packed.heads import Head, Projection, Splade
-from embedctl_workers.backends.torch.packed.modules import FirstDimensions
-from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.backends.torch.packed.modules import Rest
+from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Part, Weights
 
 #: The modules that can follow packed tokens.
 _PACKED = (Pooling, Normalize, Dense, FirstDimensions)
@@ -68,8 +71,36 @@ def heads_of(model: Any) -> dict[Output, Head]:
     return {}
 
 
+def take_layers(model: Any, weights: Weights) -> None:
+    """Leave the weights of the layers to the packed engine: those of the model are empty then."""
+    parts = [getattr(layer, each.name) for layer in weights.layers for each in fields(Layer)]
+    taken = {values.ctypes.data for part in parts for values in (part.weight, part.bias)}
+    for parameter in model.parameters():
+        if parameter.data_ptr() in taken:
+            parameter.data = parameter.data.new_empty(0)
+
+
+def rest_of(modules: Sequence[Any]) -> Rest:
+    """What a model's own modules make of the vectors of packed tokens."""
+
+    def rest(vectors: Vectors, offsets: Rows, prompt_tokens: int | None) -> Vectors:
+        features: dict[str, Any] = {
+            "token_embeddings": torch.from_numpy(vectors)[None],
+            "cu_seq_lens_q": torch.from_numpy(offsets),
+        }
+        if prompt_tokens is not None:
+            features["prompt_length"] = prompt_tokens
+        with torch.inference_mode():
+            for module in modules:
+                features = module(features)
+        found: Vectors = features["sentence_embedding"].numpy()
+        return found
+
+    return rest
+
+
 def weights_of(model: PreTrainedModel) -> Weights | None:
-    """The weights of an encoder of the BERT family; None for any other model.
+    """The weights of an encoder of the BERT family, perhaps in the model's own memory; None for any other model.
 
     Subclasses count as other models, because their additions are unknown here.
     """
@@ -85,17 +116,17 @@ def _bert(model: Any) -> Weights:
     return Weights(
         words=_table(tables.word_embeddings),
         places=_table(tables.position_embeddings) + _table(tables.token_type_embeddings)[0],
-        norm=tables.LayerNorm,
+        norm=_part(tables.LayerNorm),
         layers=[
             Layer(
-                query=layer.attention.self.query,
-                key=layer.attention.self.key,
-                value=layer.attention.self.value,
-                out=layer.attention.output.dense,
-                attention_norm=layer.attention.output.LayerNorm,
-                up=layer.intermediate.dense,
-                down=layer.output.dense,
-                norm=layer.output.LayerNorm,
+                query=_part(layer.attention.self.query),
+                key=_part(layer.attention.self.key),
+                value=_part(layer.attention.self.value),
+                out=_part(layer.attention.output.dense),
+                attention_norm=_part(layer.attention.output.LayerNorm),
+                up=_part(layer.intermediate.dense),
+                down=_part(layer.output.dense),
+                norm=_part(layer.output.LayerNorm),
             )
             for layer in model.encoder.layer
         ],
@@ -110,17 +141,17 @@ def _distilbert(model: Any) -> Weights:
     return Weights(
         words=_table(tables.word_embeddings),
         places=_table(tables.position_embeddings),
-        norm=tables.LayerNorm,
+        norm=_part(tables.LayerNorm),
         layers=[
             Layer(
-                query=layer.attention.q_lin,
-                key=layer.attention.k_lin,
-                value=layer.attention.v_lin,
-                out=layer.attention.out_lin,
-                attention_norm=layer.sa_layer_norm,
-                up=layer.ffn.lin1,
-                down=layer.ffn.lin2,
-                norm=layer.output_layer_norm,
+                query=_part(layer.attention.q_lin),
+                key=_part(layer.attention.k_lin),
+                value=_part(layer.attention.v_lin),
+                out=_part(layer.attention.out_lin),
+                attention_norm=_part(layer.sa_layer_norm),
+                up=_part(layer.ffn.lin1),
+                down=_part(layer.ffn.lin2),
+                norm=_part(layer.output_layer_norm),
             )
             for layer in model.transformer.layer
         ],
@@ -130,8 +161,17 @@ def _distilbert(model: Any) -> Weights:
     )
 
 
-def _table(embedding: torch.nn.Embedding) -> torch.Tensor:
-    return embedding.weight.detach().float().contiguous()
+def _table(embedding: torch.nn.Embedding) -> Floats:
+    return _floats(embedding.weight)
+
+
+def _part(module: Any) -> Part:
+    return Part(_floats(module.weight), _floats(module.bias), getattr(module, "eps", 0.0))
+
+
+def _floats(values: torch.Tensor) -> Floats:
+    found: Floats = values.detach().float().contiguous().numpy()
+    return found
 
 
 def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-import torch
+import numpy as np
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, NormStruct, Texts
+from embedctl_workers.backends.torch.packed.buffers import Array, Buffers, Matrix, empty
+from embedctl_workers.backends.torch.packed.inputs import Texts
+from embedctl_workers.backends.torch.packed.kernels import Kernels, NormStruct, norm_at
 from embedctl_workers.backends.torch.packed.layers import LayerKind, by_heads, joined, joined_qkv
 from embedctl_workers.backends.torch.packed.native import address, library
-from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 from embedctl_workers.machine.host import Host
+from embedctl_workers.machine.teams import threads
 
+#: NumPy has no bfloat16: matrices of this type hold its bits.
+BF16 = np.uint16
 #: Widths are multiples of a tile's 32 columns.
 _TILE = 32
 #: Texts of fewer tokens are faster in float32 than in two parts on tiles (AMX: 0.8 x at 16 tokens, 1.4 x at 40).
@@ -99,16 +103,16 @@ class _Rest(ctypes.Structure):
 class _Packed:
     """A weight, laid out for tiles, and its bias, both filled up with zeros to whole tiles."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor
+    weight: Array
+    bias: Floats
 
     @classmethod
-    def of(cls, tiles: Tiles, parts: int, weight: torch.Tensor, bias: torch.Tensor) -> Self:
-        weight = weight.contiguous()  # an address keeps nothing alive
+    def of(cls, tiles: Tiles, parts: int, weight: Floats, bias: Floats) -> Self:
+        weight = np.ascontiguousarray(weight)  # an address keeps nothing alive
         shape = *map(ctypes.c_long, weight.shape), parts
-        packed = torch.empty(tiles.products.packed_bytes(*shape), dtype=torch.uint8)
+        packed = empty((tiles.products.packed_bytes(*shape),), np.uint8)
         tiles.products.pack_weight(address(weight), address(packed), *shape)
-        return cls(packed, torch.nn.functional.pad(bias, (0, -len(bias) % _TILE)).contiguous())
+        return cls(packed, np.pad(bias, (0, -len(bias) % _TILE)))
 
     @property
     def at(self) -> _Product:
@@ -119,7 +123,7 @@ class _TileLayer:
     def __init__(self, layer: Layer, weights: Weights, tiles: Tiles, parts: int, kernels: Kernels) -> None:
         self._tiles, self._parts, self._kernels = tiles, parts, kernels
         self._heads = heads = weights.heads
-        self._hidden = layer.query.out_features
+        self._hidden = len(layer.query.bias)
         self._attention = TileAttention(tiles, heads, self._hidden // heads, parts)
         qkv, out = filled_up(layer, heads)
         self._qkv = self._packed(*qkv)
@@ -128,21 +132,21 @@ class _TileLayer:
             self._packed(*joined((layer.up, 1.0))),
             self._packed(*joined((layer.down, 1.0))),
         )
-        self._norms = Norm(layer.attention_norm), Norm(layer.norm)
+        self._norms = layer.attention_norm, layer.norm
         self._rest = _Rest(
             *(each.at for each in self._kept),
-            *(norm.struct for norm in self._norms),
+            *map(norm_at, self._norms),
             self._attention.width,
             self._hidden,
             len(self._kept[1].bias),
         )
 
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor) -> _Packed:
+    def _packed(self, weight: Floats, bias: Floats) -> _Packed:
         return _Packed.of(self._tiles, self._parts, weight, bias)
 
-    def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
+    def __call__(self, x: Matrix, texts: Texts, buffers: Buffers) -> None:
         tokens, attended = len(x), self._attention.width
-        kind = torch.bfloat16 if self._parts == 1 else torch.float32
+        kind = BF16 if self._parts == 1 else np.float32
         qkv = buffers("qkv", tokens, 3 * attended, kind)
         context = buffers("context", tokens, attended, kind)
         products = self._tiles.products
@@ -160,7 +164,7 @@ class _TileLayer:
             address(x), address(context), ctypes.byref(self._rest), ctypes.c_long(tokens), *scratch, self._parts
         )
 
-    def _attend(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+    def _attend(self, qkv: Matrix, texts: Texts, context: Matrix, buffers: Buffers) -> None:
         long, short = texts.parted(_SHORT) if self._parts == 2 else (texts, None)
         if short is not None:
             self._kernels.attention(by_heads(qkv, self._heads), short, context)
@@ -181,7 +185,7 @@ class TileAttention:
         self._parts = parts
         self.width = heads * self._head
 
-    def __call__(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+    def __call__(self, qkv: Matrix, texts: Texts, context: Matrix, buffers: Buffers) -> None:
         """softmax(q kᵀ) v for each text and head, into `context`, tokens × width.
 
         `qkv` is tokens × (3 · width), queries scaled. Both are bfloat16 for one part, else float32.
@@ -195,7 +199,7 @@ class TileAttention:
         )
 
 
-def filled_up(layer: Layer, heads: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+def filled_up(layer: Layer, heads: int) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     """Weight and bias of query, key and value, and of what follows attention, for :class:`TileAttention`.
 
     A head that fills no tiles gets places whose queries, keys, values and weights are zero.
@@ -204,18 +208,18 @@ def filled_up(layer: Layer, heads: int) -> tuple[tuple[torch.Tensor, torch.Tenso
     out, out_bias = joined((layer.out, 1.0))
     return (
         (_heads_filled_up(qkv, 3 * heads), _heads_filled_up(qkv_bias, 3 * heads)),
-        (_heads_filled_up(out.t(), heads).t(), out_bias),
+        (_heads_filled_up(out.T, heads).T, out_bias),
     )
 
 
-def _heads_filled_up(rows: torch.Tensor, heads: int) -> torch.Tensor:
+def _heads_filled_up(rows: Floats, heads: int) -> Floats:
     """The rows of each head, then rows of zeros up to whole tiles."""
-    head = len(rows) // heads
-    filled = rows.new_zeros(heads, head + -head % _TILE, *rows.shape[1:])
-    filled[:, :head] = rows.reshape(heads, head, *rows.shape[1:])
-    return filled.flatten(0, 1)
+    head, numbers = len(rows) // heads, rows.shape[1:]
+    filled = np.zeros((heads, head + -head % _TILE, *numbers), np.float32)
+    filled[:, :head] = rows.reshape(heads, head, *numbers)
+    return filled.reshape(-1, *numbers)
 
 
 def _scratch(buffers: Buffers, name: str, each: int) -> tuple[ctypes.c_void_p, ctypes.c_long]:
     """Memory for every thread, and how much of it each has."""
-    return address(buffers(f"{name}' scratch", torch.get_num_threads(), each, torch.uint8)), ctypes.c_long(each)
+    return address(buffers(f"{name}' scratch", threads(), each, np.uint8)), ctypes.c_long(each)
