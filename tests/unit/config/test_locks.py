@@ -51,13 +51,3 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     child.join()
     with locked(tmp_path / "lock"):
         assert child.exitcode == 9
-
-
-def test_no_folder_is_made_and_no_link_followed(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), locked(tmp_path / "away" / "lock"):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "lock").symlink_to(tmp_path / "target")
-    with pytest.raises(OSError, match="symbolic link"), locked(tmp_path / "lock"):
-        pass
-    assert not (tmp_path / "target").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedctl_config.model_names import did_you_mean, hub_id, near_names, other_spelling
+from embedctl_config.model_names import hub_id, near_names, other_spelling
 
 SHORT, LONG = "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -39,12 +39,3 @@ def test_only_the_organisation_that_may_be_left_out_has_another_spelling(name: s
 )
 def test_near_names_resemble_the_name_without_its_organisation(name: str, near: tuple[str, ...]) -> None:
     assert near_names(name, [SHORT, "BAAI/bge-small-en-v1.5", "dummy"]) == near
-
-
-def test_of_many_near_names_three_are_suggested() -> None:
-    assert len(near_names("model-0", [f"model-{at}" for at in range(10)])) == 3
-
-
-def test_the_question_names_them_all() -> None:
-    assert did_you_mean(["a", "b"]) == "Did you mean a or b?"
-    assert did_you_mean([]) == ""

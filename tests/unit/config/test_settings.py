@@ -392,14 +392,6 @@ def test_without_a_home_it_says_what_to_set(place: Callable[[Settings], Path], s
     assert place(Settings().replace(**{setting: str(tmp_path)})) == tmp_path
 
 
-def test_one_key_of_a_shipped_class_can_be_changed(sources: Sources) -> None:
-    sources.here("[classes.cpu]\ntoken_budget = 4096\n")
-    found = sources.load().classes
-    assert found["cpu"] == dataclasses.replace(SHIPPED_CLASSES["cpu"], token_budget=4096)
-    assert set(found) == set(SHIPPED_CLASSES)
-    assert SHIPPED_CLASSES["cpu"].token_budget != 4096
-
-
 def test_the_projects_classes_and_models_stand_on_the_users(sources: Sources) -> None:
     sources.user('[classes.mine]\nprefetch = 5\noptions = {dim = 5}\n[models.m]\nsource = "a"\nrevision = "r"\n')
     sources.here('[classes.mine]\nprefetch = 6\nmodels = ["a/b"]\n[models.m]\nsource = "b"\n[models.n]\nsource = "c"\n')

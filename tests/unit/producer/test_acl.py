@@ -123,12 +123,6 @@ def matches(key: str, user: str) -> bool:
     return any(fnmatchcase(key, rule.removeprefix("~")) for rule in allowed(user) if rule.startswith("~"))
 
 
-def test_a_job_id_is_of_the_form_that_its_pattern_has() -> None:
-    assert keys.is_job_id(JOB)
-    assert fnmatchcase(JOB, keys.JOB_IDS)
-    assert not any(map(keys.is_job_id, ["", "*", "x", f"{JOB}:in:0", f"../{JOB}", f"{JOB}\n", JOB.upper() + "0"]))
-
-
 def test_the_list_is_for_one_database_and_one_version() -> None:
     passwords = dict.fromkeys([*USERS, ADMIN], ("x" * 16,))
     made, of_third = (access_list(passwords, database=database) for database in (0, 3))

@@ -77,23 +77,6 @@ def in_a_thread(work: Callable[[], list[object]]) -> Future[list[object]]:
     return done
 
 
-def test_a_thread_gets_the_texts_of_the_loop_in_order_and_what_they_raise() -> None:
-    async def texts() -> AsyncIterator[str]:
-        for number in range(5000):
-            yield f"text {number}"
-        raise ValueError("no more of them")
-
-    async def main() -> None:
-        feed = aio._Feed(texts())
-        seen: list[object] = []
-        with pytest.raises(ValueError, match="no more of them"):
-            await asyncio.wait_for(asyncio.wrap_future(in_a_thread(lambda: [*map(seen.append, feed)])), PATIENCE_S)
-        assert seen == [f"text {number}" for number in range(5000)]
-        await feed.close()
-
-    asyncio.run(main())
-
-
 def test_a_text_comes_to_the_thread_as_soon_as_it_is_there() -> None:
     async def main() -> None:
         more = asyncio.Event()
@@ -209,11 +192,6 @@ def test_who_wants_to_be_told_is_told_every_second(clock: SleptClock) -> None:
     relay = Relay(lambda _: None, is_asked=True)
     asyncio.run(NOBODY.eventually(raising_until(clock, 1100, NOT_YET), relay))
     assert set(clock.pauses) == {1.0}
-
-
-def test_a_pause_ends_with_the_time_to_wait(clock: SleptClock) -> None:
-    assert looking(raising_until(clock, 1010, NOT_YET), deadline=1010) == "seen"
-    assert clock.now == pytest.approx(1010)
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("away"), BrokerFull("full")])

@@ -184,12 +184,6 @@ def test_a_file_without_a_request_is_an_empty_batch(tmp_path: Path) -> None:
     assert (error["code"], error["line"]) == ("empty_batch", None)
 
 
-def test_the_limit_counts_requests(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path, a_request("a", input=["x", "y"]), a_request("b"), "{", limit=2)
-    corpus.check()
-    assert [record.id for record in corpus.records()] == ["a", "a", "b"]
-
-
 def test_standard_input_is_checked_in_full_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(OF_VLLM.encode()))))
     files = open_corpus("-", rows=Rows(100)).files
@@ -295,17 +289,6 @@ def test_base64_holds_the_bytes_of_float32() -> None:
     assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == [3.0, float(np.float32(0.1))]
 
 
-def test_a_request_may_extend_over_chunks() -> None:
-    chunks = [
-        chunk(0, ("a", 0, 1), ("b", 0, 4)),
-        chunk(2, ("b", 1, 4), ("b", 2, 4)),
-        chunk(4, ("b", 3, 4), ("c", 0, 1)),
-    ]
-    lines = lines_of(*chunks)
-    assert [line["custom_id"] for line in lines] == ["a", "b", "c"]
-    assert [len(line["response"]["body"]["data"]) for line in lines] == [1, 4, 1]
-
-
 @pytest.mark.parametrize(
     ("code", "status", "kind", "theirs", "param"),
     [
@@ -383,14 +366,6 @@ def test_a_job_without_any_result_has_a_line_for_each_request() -> None:
     assert [line["custom_id"] for line in lines_of(answers=half_submitted)] == list(SIZES)
     limited = answers_of(SIZES.items, records=4)
     assert [line["custom_id"] for line in lines_of(answers=limited)] == ["a", "b"]
-
-
-def test_the_file_is_not_read_if_all_requests_were_run() -> None:
-    def read() -> Any:
-        raise AssertionError
-
-    lines = lines_of(chunk(0, ("a", 0, 2), ("a", 1, 2), ("b", 0, 1)), answers=answers_of(read, records=3))
-    assert [line["error"] for line in lines] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -100,25 +100,9 @@ def test_kept_fields_and_truncated_text_are_no_work() -> None:
     assert sizes(long, workers, long="mean")[0] == pytest.approx(2000.0 * CHUNK_S * BYTES_PER_TOKEN / 4096, abs=1)
 
 
-def test_a_prompt_is_work() -> None:
-    rate = 1000.0
-    without, with_one = (sizes(texts(2000, 100), Workers(1, rate), prompt=prompt)[0] for prompt in (None, "x" * 300))
-    assert with_one == pytest.approx(without / 4, rel=0.1)
-
-
 def test_the_chunks_of_a_stream_with_kept_fields_are_those_of_the_settings() -> None:
     """Nobody knows how much of its bytes will be text."""
     assert sizes(texts(100, 100, kept=900), Workers(1, 100.0), at_hand=False, keep=["title"]) == [100]
-
-
-def test_a_stream_is_not_read_before_its_turn() -> None:
-    def records() -> Iterator[Record]:
-        raise AssertionError
-        yield
-
-    ahead = ReadAhead(records(), at_hand=False)
-    assert not ahead.is_one
-    chunk_bytes(ahead, Workers(2, 1000.0), OPTIONS)
 
 
 def test_no_more_is_read_ahead_than_matters(monkeypatch: pytest.MonkeyPatch) -> None:

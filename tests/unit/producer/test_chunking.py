@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from hypothesis import given
@@ -49,24 +49,3 @@ def test_joined_chunks_are_the_records_and_end_where_a_bound_asks(records: list[
         assert bytes_in(chunk) <= size or len(chunk) == 1
     for chunk, following in pairwise(chunks):
         assert len(chunk) == rows or bytes_in(chunk) + bytes_in(following.select([0])) > size
-
-
-def test_a_chunk_without_any_id_has_none_and_one_with_some_keeps_the_gaps() -> None:
-    text = RecordKind.TEXT
-    records = [Record(text, b"a"), Record(text, b"b"), Record(text, b"c", "x"), Record(text, b"d")]
-    without, with_some = chunks_of(records, max_rows=2, max_bytes=99)
-    assert without.ids is None
-    assert with_some.ids == ["x", None]
-
-
-def test_records_are_read_no_further_than_the_chunk_asked_for() -> None:
-    read = 0
-
-    def records() -> Iterator[Record]:
-        nonlocal read
-        while True:
-            read += 1
-            yield Record(RecordKind.TEXT, b"x")
-
-    next(chunks_of(records(), max_rows=5, max_bytes=100))
-    assert read == 6

@@ -34,43 +34,10 @@ def texts(*values: str) -> list[Record]:
     return [Record(TEXT, value.encode()) for value in values]
 
 
-def test_jsonl_gives_a_record_a_line(tmp_path: Path) -> None:
-    found = read(tmp_path, '{"text": "one", "id": "a"}\n{"text": "zwei ü", "id": "7"}\n{"text": "3"}'.encode())
-    assert found == [Record(TEXT, b"one", "a"), Record(TEXT, "zwei ü".encode(), "7"), Record(TEXT, b"3")]
-    found = read(tmp_path, b'{"body": "b", "key": "k", "text": "t"}\n', text_field="body", id_field="key")
-    assert found == [Record(TEXT, b"b", "k")]
-
-
 def test_blank_lines_in_jsonl_count_for_nothing_but_line_numbers(tmp_path: Path) -> None:
     assert read(tmp_path, b'\n{"text": "a"}\n  \t\r\n{"text": "b"}\r\n\n') == texts("a", "b")
     with pytest.raises(InputError, match="line 4"):
         read(tmp_path, b'\n{"text": "a"}\n\nnope\n')
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b"one\n\n  two \n\nthree", ["one", "", "  two ", "", "three"]),
-        (b"a\n\xef\xbb\xbfb\n", ["a", "b"]),
-        (b"a\r\n\r\nb\r\n", ["a", "", "b"]),
-        ("a\u2028b\x85c\x0bd\n".encode(), ["a\u2028b\x85c\x0bd"]),
-    ],
-    ids=["blank lines count", "a mark later is none of a text", "CRLF", "Unicode's separators end no line"],
-)
-def test_txt_gives_a_record_a_line(tmp_path: Path, content: bytes, found: list[str]) -> None:
-    assert read(tmp_path, content, ".txt") == texts(*found)
-
-
-@pytest.mark.parametrize(("suffix", "line"), [(".txt", b"a"), (".jsonl", b'{"text": "a"}')])
-def test_a_byte_order_mark_belongs_to_no_record(tmp_path: Path, suffix: str, line: bytes) -> None:
-    mark = b"\xef\xbb\xbf"
-    assert read(tmp_path, mark + line + b"\n", suffix) == texts("a")
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
-def test_an_empty_file_has_no_records(tmp_path: Path, suffix: str, content: bytes) -> None:
-    assert read(tmp_path, content, suffix) == []
 
 
 def test_invalid_utf8_costs_one_record_in_either_format(tmp_path: Path) -> None:
@@ -171,10 +138,6 @@ def test_records_of_strings_and_mappings() -> None:
         Record(TEXT, b"bytes"),
         Record(INVALID, b"\xff"),
     ]
-
-
-def test_ids_go_with_texts() -> None:
-    assert [record.id for record in of(["a", "b", "c"], ids=iter([0, None, 5]))] == [0, None, 5]
 
 
 @pytest.mark.parametrize(

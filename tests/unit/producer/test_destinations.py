@@ -22,14 +22,13 @@ from embedctl.corpus import unique
 from embedctl.corpus.digests import as_rows
 from embedctl.destinations import keyed
 from embedctl.destinations.formats import check_output
-from embedctl.destinations.ids import Duplicates, LeftOut, decided
+from embedctl.destinations.ids import Duplicates, decided
 from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.loop import Delivered, RefusedRecord, ignore, run
 from embedctl.destinations.numbers import Dtype
 from embedctl.destinations.place import place_of
 from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.rows import Options, Rows
-from embedctl.destinations.urls import parse_url
 from embedctl.destinations.writing import write
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import (
@@ -113,11 +112,6 @@ def test_urls_that_are_wrong_say_what_is_right(url: str, message: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_a_relative_folder_is_one_of_the_working_directory() -> None:
-    need("lancedb")
-    assert destination_of("lancedb:out/lance?table=t", Settings()).name == "lancedb:out/lance?table=t"
-
-
 def test_every_extra_of_a_database_exists() -> None:
     import tomllib
 
@@ -135,12 +129,6 @@ def test_the_api_key_of_qdrant_comes_from_the_environment_and_is_not_shown(monke
         shown = CliRunner().invoke(main, ["config", "show", *flags]).output
         assert "hunter2" not in shown
         assert "QDRANT_API_KEY" in shown
-
-
-def test_plain_urls_are_read() -> None:
-    url = parse_url("postgresql://m%40e@db:5433/x?table=a&sslmode=require", password_fix="", user_is_allowed=True)
-    assert (url.address, url.path) == ("db:5433", "/x")
-    assert url.query == {"table": "a", "sslmode": "require"}
 
 
 # Plug-ins
@@ -195,12 +183,6 @@ def chunks(*labels: Sequence[str | None], failed: Sequence[int] = ()) -> list[Ch
     return made
 
 
-def test_ids_that_are_unique_leave_nothing_out() -> None:
-    left_out = decided(chunks(["a", "b"], ["c"]), 3, Duplicates.ERROR)
-    assert left_out.count == 0
-    assert not left_out.among(np.arange(3)).any()
-
-
 def test_equal_ids_are_refused_by_name_of_their_positions() -> None:
     with pytest.raises(InputError, match=r"2 ids are not unique(.|\n)*record 2: its id is that of record 0"):
         decided(chunks(["a", "b"], ["a", "b"]), 4, Duplicates.ERROR)
@@ -239,12 +221,6 @@ def test_a_failed_record_needs_no_id_and_takes_none_away() -> None:
 def test_a_record_without_an_id_is_named() -> None:
     with pytest.raises(InputError, match=r"2 records have no id.*--duplicates position.*Positions: 1, 2"):
         decided(chunks(["a", None], [None]), 3, Duplicates.FIRST)
-
-
-def test_positions_left_out_are_single_bits() -> None:
-    left_out = LeftOut(20)
-    left_out.add(np.array([0, 7, 8, 19], np.uint64))
-    assert np.flatnonzero(left_out.among(np.arange(20))).tolist() == [0, 7, 8, 19]
 
 
 def test_points_of_qdrant() -> None:
@@ -287,15 +263,6 @@ def test_what_makes_another_contract(change: dict[str, Any], is_another: bool) -
         other.refuse_other(CONTRACT, "t")
     with pytest.raises(OtherContract, match="nothing there tells"):
         other.refuse_other(None, "t")
-
-
-def test_a_source_tells_a_text_and_a_contract() -> None:
-    digests = [hashlib.sha256(text).digest() for text in (b"a", b"b")]
-    other = dataclasses.replace(CONTRACT, fingerprint="bb" * 32)
-    sources = [*CONTRACT.sources(digests), *other.sources(digests)]
-    assert len({*sources}) == 4
-    assert {len(each) for each in sources} == {16}
-    assert sources[0] == hashlib.sha256(CONTRACT.digest + digests[0]).digest()[:16]
 
 
 # Refusals, and a database that is away
@@ -465,11 +432,3 @@ def test_a_full_disk_and_a_folder_that_may_not_be_written_are_seen_beforehand(
     with pytest.raises(OutputError, match="is full") as full:
         check()
     assert full.value.exit_code == 1
-
-
-def test_options() -> None:
-    assert Options.of("error", None) == Options()
-    assert Options.of("last", "float16").duplicates is Duplicates.LAST
-    for words in [("never", None), ("all", None), ("error", "int8")]:
-        with pytest.raises(SettingsError):
-            Options.of(*words)

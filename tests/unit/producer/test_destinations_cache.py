@@ -40,26 +40,6 @@ def test_a_vector_comes_back_as_it_was(tmp_path: Path) -> None:
     assert found == {one: ((510, 7), [float(np.float32(0.1))] * 4)}
 
 
-def test_more_keys_than_sqlite_takes_at_once(tmp_path: Path) -> None:
-    keys = [hashlib.sha256(bytes([at % 256, at // 256])).digest() for at in range(3000)]
-    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
-        cache.put((key, cached(at)) for at, key in enumerate(keys))
-        assert {key: vector[0] for key, (_, vector) in found_in(cache, *keys).items()} == {
-            key: float(at) for at, key in enumerate(keys)
-        }
-
-
-def test_a_key_is_never_shortened() -> None:
-    keys = {
-        key_of(fingerprint, precision, digest(text))
-        for fingerprint in (FINGERPRINT, "cd" * 32)
-        for precision in ("fp32", "fp16", "int8")
-        for text in ("a", "b", "")
-    }
-    assert len(keys) == 18
-    assert {len(key) for key in keys} == {32}
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -145,12 +125,6 @@ def test_another_url_is_refused_and_not_quoted(where: str) -> None:
     with pytest.raises(SettingsError) as refused:
         path_of(where)
     assert "secret" not in str(refused.value)
-
-
-def test_paths() -> None:
-    assert path_of("c.db") == Path("c.db")
-    assert path_of("sqlite:///c.db") == Path("c.db")
-    assert path_of("sqlite:////var/c.db") == Path("/var/c.db")
 
 
 def test_another_file_is_left_alone(tmp_path: Path) -> None:

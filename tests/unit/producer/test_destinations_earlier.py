@@ -159,13 +159,6 @@ def test_an_array_and_the_files_next_to_it_must_belong_together(damage: str, nam
         opened(path)
 
 
-def test_a_file_of_another_output_next_to_an_array_is_noticed(tmp_path: Path) -> None:
-    path = written(tmp_path / "old.npy", Numbers())
-    (tmp_path / "old.truncated.jsonl").unlink()
-    with pytest.raises(OutputError):
-        opened(path)
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
 def test_an_output_without_rows(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"empty.{suffix}"

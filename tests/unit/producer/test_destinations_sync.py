@@ -84,10 +84,6 @@ def test_ids_whose_digests_are_the_same_in_half_are_told_apart(same: slice, monk
     assert sorted(table.rows) == ["r1", *(f"r{at}" for at in range(3, 10))]
 
 
-def test_a_share_of_the_rows_is_as_exact_as_its_words() -> None:
-    assert [Limit(share=percent / 100).of(100) for percent in range(101)] == list(range(101))
-
-
 @pytest.mark.parametrize(("limit", "allowed"), [(Limit(3), True), (Limit(2), False), (Limit(share=0.3), True)])
 def test_a_limit_is_a_number_or_a_share_of_the_rows(limit: Limit, allowed: bool) -> None:
     table = holding({f"r{at}": "text" for at in range(10)})

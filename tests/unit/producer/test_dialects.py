@@ -152,13 +152,6 @@ def test_nothing_of_a_compressed_file_is_left_out(corpus: Make, name: str, pack:
             texts(corpus(name, damaged))
 
 
-def test_a_tsv_that_a_program_wrote_with_quotes_is_read_so(corpus: Make) -> None:
-    content = b'id\ttext\n1\tplain\n2\t"a ""quoted"" word"\n3\t"a\ttab"\n'
-    assert texts(corpus("c.tsv", content)) == ["plain", 'a "quoted" word', "a\ttab"]
-    assert texts(corpus("c.tsv", content[:-11], "quote=none")) == ["plain", '"a ""quoted"" word"']
-    assert texts(corpus("c.tsv", b'"id"\t"text"\n"1"\t"plain"\n')) == ["plain"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -200,11 +193,6 @@ def test_a_quote_that_is_never_closed_costs_its_own_line_alone(corpus: Make) -> 
     assert "line 3: not csv" in said
     with pytest.raises(InputError, match="line 2: not csv: a quote is opened and never closed"):
         texts(corpus("c.csv", b'id,text\n1,"hello\n2,world\n'))
-
-
-def test_the_separator_is_told_with_the_fields_that_it_gives(corpus: Make) -> None:
-    with pytest.raises(InputError, match="line 1: no field 'text'; fields seen: body, id"):
-        corpus("c.csv", b"id;body\n1;a\n").check()
 
 
 @pytest.mark.parametrize(

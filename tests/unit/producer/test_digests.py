@@ -55,13 +55,6 @@ def test_results_tell_digests_beside_the_kept_fields() -> None:
     assert [row.tobytes() for row in chunk.digests] == [hashlib.sha256(text).digest() for text in (b"a", b"b")]
 
 
-@pytest.mark.parametrize("kept", [None, [b'{"n":1}', b"{}"]])
-def test_results_of_other_jobs_have_none(kept: list[bytes] | None) -> None:
-    chunk = chunk_vectors(result(kept))
-    assert chunk.digests is None
-    assert chunk.kept == (None if kept is None else [{"n": 1}, {}])
-
-
 @pytest.mark.parametrize("digest", ["zz", "ab", 7, "ab" * 33])
 def test_a_digest_that_is_none_is_refused(digest: object) -> None:
     with pytest.raises(WireForeign, match="digest"):

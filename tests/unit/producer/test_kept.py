@@ -110,10 +110,6 @@ def test_the_largest_fields_are_kept_and_larger_ones_name_the_culprit() -> None:
         kept_fields({"a": "x" * (room + 1), "b": 1}, ["a", "b"], "line 9")
 
 
-def test_fields_come_in_the_order_of_their_names_and_a_missing_one_is_null() -> None:
-    assert kept_fields({"b": 1, "a": 2, "c": 3}, ["a", "z", "b"], "") == b'{"a":2,"z":null,"b":1}'
-
-
 def test_names_are_separated_by_commas_and_each_counts_once() -> None:
     assert parse_keep(None) == ()
     assert parse_keep("title, url,title") == ("title", "url")

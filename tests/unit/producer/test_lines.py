@@ -22,13 +22,6 @@ def test_nothing_in_a_line_can_move_a_terminals_cursor_or_turn_its_text() -> Non
     assert json.loads(line) == {"position": 0, "id": bad, bad: bad, "embedding": [0, 0]}
 
 
-def test_numbers_come_back_bit_for_bit() -> None:
-    vectors = unit_vectors(200, 64)
-    vectors[0, :4] = np.array([-0.0, 1e-45, 1.1754942e-38, 3.4028235e38], np.float32)
-    rows = [json.loads(line)["embedding"] for line in lines_of(result_chunk(vectors))]
-    np.testing.assert_array_equal(np.array(rows, np.float32).view(np.uint32), vectors.view(np.uint32))
-
-
 def test_a_line_has_its_keys_in_order() -> None:
     kept: list[Mapping[str, Any]] = [{"title": "a", "n": 1}, {"title": "b", "n": None}]
     good, bad = lines_of(result_chunk(unit_vectors(2, 3), failed=[1], truncated=[0], kept=kept))

@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 import polars
 import pyarrow.parquet as pq
-import pytest
 
-from embedctl.destinations import parquet
-from embedctl.destinations.parquet import KeptColumns, ParquetWriter
-from embedctl.destinations.unfinished import part_of
+from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import Vectors
 from tests.support.result_chunks import result_chunk, unit_vectors
@@ -53,34 +50,6 @@ def test_other_readers_read_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), good)
     rows = duckdb.execute(f"SELECT embedding FROM '{path}' WHERE error_code IS NULL ORDER BY position").fetchall()
     np.testing.assert_array_equal(np.array([row[0] for row in rows], np.float32), good)
-
-
-@pytest.mark.parametrize(("rows", "limit"), [(20, 10**9), (10**9, 20 * 48 * 4)])
-def test_a_row_group_has_a_limit(rows: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROWS", rows)
-    monkeypatch.setattr(parquet, "BYTES", limit)
-    vectors = written(tmp_path / "v.parquet", chunks=11, rows=5)
-    file = pq.ParquetFile(tmp_path / "v.parquet")
-    assert [file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)] == [20, 20, 15]
-    column = file.metadata.row_group(0).column(2)
-    assert column.has_column_index
-    assert column.has_offset_index
-    np.testing.assert_array_equal(np.array(file.read()["embedding"].to_pylist(), np.float32), vectors)
-
-
-def test_facts_known_at_the_end_go_into_the_footer(tmp_path: Path) -> None:
-    path = tmp_path / "part"
-    writer = ParquetWriter(Content(path, 3), KeptColumns([]))
-    writer.write(result_chunk(unit_vectors(3, 4)))
-    writer.end(embedctl='{"last": 0}')
-    assert pq.read_metadata(part_of(path)).metadata[b"embedctl"] == b'{"last": 0}'
-
-
-def test_a_file_that_is_closed_early_holds_every_chunk_given(tmp_path: Path) -> None:
-    writer = ParquetWriter(Content(tmp_path / "v.parquet", 10))
-    writer.write(result_chunk(unit_vectors(5, 4)))
-    writer.close()
-    assert pq.read_table(tmp_path / ".v.parquet.part").num_rows == 5
 
 
 def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> None:

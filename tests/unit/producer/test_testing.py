@@ -88,10 +88,3 @@ def test_a_redis_that_is_away_or_full() -> None:
         enqueue_embeddings(["a"])
     with answering(failure=BrokerFull("full")), pytest.raises(WaitTimeout, match="full"):
         enqueue_embeddings(["a"], timeout=0.01)
-
-
-def test_blocks_stand_within_each_other() -> None:
-    with answering(dimensions=4):
-        with answering(dimensions=2):
-            assert enqueue_embeddings(["a"]).vectors().shape == (1, 2)
-        assert enqueue_embeddings(["a"]).vectors().shape == (1, 4)

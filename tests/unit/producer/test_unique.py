@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from embedctl.corpus import runs, unique
 from embedctl.corpus.reading import open_corpus
-from embedctl.corpus.records import Record, make_record
 from embedctl.corpus.rows import Rows
-from embedctl.corpus.unique import UniqueIds, checked
+from embedctl.corpus.unique import UniqueIds
 from embedctl_config.errors import InputError
 
 
@@ -38,33 +37,11 @@ def test_each_id_that_was_there_before_is_counted_and_some_are_named(held: int, 
     assert all(before < again and labels[again] == labels[before] for again, before in first)
 
 
-def test_many_ids_go_to_the_disk_and_leave_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unique, "_HELD", 1000)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    labels = [f"id {number}" for number in range(9_999)]
-    with UniqueIds() as ids:
-        for place, label in enumerate([*labels, "id 17"]):
-            ids.add(label, place)
-        ids.find()
-        assert (ids.count, ids.first) == (1, [(9_999, 17)])
-        (folder,) = tmp_path.iterdir()
-        assert len(list(folder.iterdir())) == 256
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_no_room_for_temporary_files_says_where_to_make_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unique, "_HELD", 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(InputError, match=r"24 bytes for each in .*absent: No such file or directory. Make room"):
         found(["a", "b"])
-
-
-def test_records_without_an_id_have_no_twin() -> None:
-    records = [make_record("t", label, 10) for label in ("a", None, "b", None)]
-    assert list(checked(records)) == records
-    seen: list[Record] = []
-    with pytest.raises(InputError, match=r"1 id is not unique.*\n.*record 4: its id is that of record 0"):
-        seen.extend(checked([*records, make_record("t", "a", 10)]))
 
 
 def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:

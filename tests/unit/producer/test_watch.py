@@ -144,13 +144,6 @@ def test_a_full_redis_does_not_make_sound_workers_gone() -> None:
     assert "none is seen: a full Redis takes no heartbeats" in shown(replace(overview(), full_bytes=(2_000, 1_000)))
 
 
-def test_workers_with_other_files_or_another_pooling_are_a_group_of_their_own() -> None:
-    pooled = {"mini": replace(worker().models["mini"], fingerprint="e" * 64)}
-    lines = shown(overview([busy(worker(0)), busy(worker(1)), busy(worker(2, models=pooled))]), None)
-    assert line_with(lines, "eeee") == "cpu mini · 1 live · packed · fingerprint eeeeeeee"
-    assert line_with(lines, "ffff") == "cpu mini · 2 live: 2 busy · packed · fingerprint ffffffff"
-
-
 def test_everything_that_matters_is_readable_in_80_columns() -> None:
     lines = shown(everything_once())
     assert lines[0] == "workers 3 (1 hung, 1 gone)  records/s 1,204  tokens/s 18.2k  chunks 32  jobs 1"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.artifacts import FORMAT, MANIFEST, Artifact, ArtifactStore, Wanted, read_artifact
+from embedctl_workers.models.artifacts import FORMAT, MANIFEST, Artifact, ArtifactStore, read_artifact
 from tests.support.artifacts import MINE, Fill
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -50,21 +50,6 @@ def test_what_is_there_is_not_built_again_unless_it_must_be(store: ArtifactStore
     assert fill.calls == 1
     assert (forced.folder / "model.onnx").read_bytes() == b"others"
     assert store.find(MINE) == forced
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        Wanted("cd" * 32, MINE.recipe),
-        Wanted(MINE.fingerprint, {**MINE.recipe, "kind": "onnx-int8"}),
-        Wanted(MINE.fingerprint, {**MINE.recipe, "exporter": "optimum"}),
-        Wanted(MINE.fingerprint, {**MINE.recipe, "onnxruntime": "2"}),
-    ],
-)
-def test_another_model_or_recipe_is_another_folder(store: ArtifactStore, built: Artifact, other: Wanted) -> None:
-    assert store.find(other) is None
-    assert store.build(other, Fill()).folder != built.folder
-    assert store.find(MINE) == built
 
 
 def change(folder: Path, **changes: Any) -> None:
@@ -130,17 +115,6 @@ def test_a_listing_says_what_is_wrong(store: ArtifactStore, built: Artifact) -> 
     assert isinstance(problem, ModelError)
     with pytest.raises(ModelError, match="is not the file that was built"):
         read_artifact(folder)
-
-
-def test_a_build_that_fails_leaves_nothing(store: ArtifactStore, tmp_path: Path) -> None:
-    def fail(folder: Path) -> dict[str, Any]:
-        Fill()(folder)
-        raise ModelError("it can't be exported")
-
-    with pytest.raises(ModelError, match="it can't be exported"):
-        store.build(MINE, fail)
-    assert store.find(MINE) is None
-    assert [path.name for path in (tmp_path / "artifacts").iterdir() if path.is_dir()] == []
 
 
 class Building:

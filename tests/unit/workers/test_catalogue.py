@@ -95,15 +95,6 @@ def test_dimensions_are_those_of_the_last_module(
     assert facts_of(write_model(tmp_path / "m", *modules)).dimensions == dimensions
 
 
-def test_the_longest_text_is_the_stated_one_else_the_smaller_limit(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", TRANSFORMER, limit=None)
-    assert facts_of(folder).longest_text == 512
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 128}')
-    assert facts_of(folder).longest_text == 128
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
-    assert facts_of(folder).longest_text == 512
-
-
 def spoil_json(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 

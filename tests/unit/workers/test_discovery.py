@@ -7,7 +7,6 @@ import inspect
 import json
 import math
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -387,14 +386,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def driver_in(modules: Path, name: str, version: str) -> None:
     (modules / name).mkdir(parents=True)
     (modules / name / "version").write_text(f"{version}\n")
-
-
-def test_of_a_cpu_there_is_the_model_and_no_driver() -> None:
-    found = provenance.describe(pinned())
-    assert set(found) == {"device", "cpus", "system", "load"}
-    assert found["device"] == f"CPU {cpu_name()}"
-    assert found["cpus"] == "0-1,5, 2 compute threads"
-    assert found["system"] == platform.platform()
 
 
 def test_a_gpus_driver_is_asked_for_its_version(modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

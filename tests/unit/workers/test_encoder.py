@@ -75,25 +75,6 @@ def assert_vectors(encoded: EncodedChunk, texts: Sequence[str], failed: Sequence
             np.testing.assert_allclose(encoded.vectors[row], alone(text), rtol=1e-6)
 
 
-def test_vectors_stand_in_the_order_of_the_records() -> None:
-    texts = [" ".join(f"w{row}-{at}" for at in range(1 + row * 5 % 8)) for row in range(40)]
-    backend = Fake()
-    encoded = run(backend, chunk_of(*texts))
-    assert len(backend.batches) > 3
-    assert_vectors(encoded, texts)
-    assert encoded.errors == []
-    assert encoded.tokens == sum(len(text.split()) for text in texts)
-
-
-def test_duplicates_reach_the_device_once() -> None:
-    backend = Fake()
-    texts = ["same words", "other", "same words", "same words", "other", "Same words"]
-    encoded = run(backend, chunk_of(*texts))
-    assert backend.rows_seen == 3
-    assert_vectors(encoded, texts)
-    assert encoded.tokens == 5
-
-
 def test_each_record_has_the_number_of_its_own_tokens() -> None:
     texts = ["same words", "one", "same words", "", "poison", "one two " * 8]
     assert run(Fake(), chunk_of(*texts)).counts.tolist() == [2, 1, 2, 0, 0, 8]
@@ -137,20 +118,6 @@ def test_records_that_are_no_text_never_reach_the_backend() -> None:
     assert_vectors(encoded, ["good", *[""] * 5], failed=[1, 2, 3, 4, 5])
 
 
-def test_the_same_bytes_as_text_and_as_no_text_stay_apart() -> None:
-    encoded = run(Fake(), chunk_of("int", b"int", kinds={1: RecordKind.NOT_TEXT}))
-    assert codes(encoded) == {1: ErrorCode.NOT_TEXT}
-    assert_vectors(encoded, ["int", ""], failed=[1])
-
-
-def test_texts_that_are_too_long_are_cut_and_reported() -> None:
-    long = "a b c d e f g h i j k"
-    encoded = run(Fake(), chunk_of("short", long, long))
-    assert [(cut.row, cut.used, cut.lost) for cut in encoded.truncations] == [(1, 8, 3), (2, 8, 3)]
-    assert encoded.errors == []
-    assert_vectors(encoded, ["short", long, long])
-
-
 def test_texts_that_are_too_long_fail_where_the_job_says_so() -> None:
     backend = Fake()
     encoded = run(backend, chunk_of("short", "a b c d e f g h i j k", "a b c d e f g h"), long="error")
@@ -171,32 +138,6 @@ def test_a_poison_row_is_found_by_halving_and_the_others_keep_their_vectors() ->
     assert len(backend.batches) == 1 + 2 * 5 + 1  # once more alone
     assert sum(1 for batch in backend.batches if 19 in batch) == 7
     assert encoded.doubtful == {19}
-
-
-def test_a_text_that_breaks_the_tokeniser_fails_alone() -> None:
-    texts = ["one", "untokenisable text", "three", "untokenisable text"]
-    encoded = run(Fake(), chunk_of(*texts))
-    assert codes(encoded) == {1: ErrorCode.ENCODE_ERROR, 3: ErrorCode.ENCODE_ERROR}
-    assert "the tokeniser failed: ValueError: no tokens" in encoded.errors[0].message
-    assert "second line" not in encoded.errors[0].message
-    assert_vectors(encoded, texts, failed=[1, 3])
-    assert encoded.tokens == 2
-    assert encoded.doubtful == set()  # the same text would break any worker's
-
-
-def test_a_chunk_of_bad_records_alone_touches_neither_tokeniser_nor_device() -> None:
-    backend = Fake()
-    encoded = run(backend, chunk_of("", " ", b"int", kinds={2: RecordKind.NOT_TEXT}))
-    assert len(encoded.errors) == 3
-    assert encoded.vectors.shape == (3, 4)
-    assert np.isnan(encoded.vectors).all()
-    assert (backend.batches, backend.tokenized, encoded.tokens) == ([], [], 0)
-
-
-def test_an_empty_chunk_has_no_vectors_and_no_errors() -> None:
-    encoded = run(Fake(), chunk_of())
-    assert encoded.vectors.shape == (0, 4)
-    assert (encoded.errors, encoded.truncations, encoded.tokens) == ([], [], 0)
 
 
 def test_the_prompt_and_the_length_of_vectors_are_the_jobs() -> None:
@@ -329,12 +270,6 @@ class Counting(DummyBackend):
         return super().forward(tokens, rows)
 
 
-def test_a_prompt_stands_in_the_first_window_alone() -> None:
-    text = LONG_AND_SHORT[1]
-    encoded = windowed(Counting(), [text], prompt="query: it is ", normalize=False)
-    np.testing.assert_allclose(encoded.vectors[0], mean_by_hand(text, "query: it is "), rtol=0, atol=1e-6)
-
-
 def test_a_prompt_that_pooling_leaves_out_is_left_out_of_the_first_windows_alone() -> None:
     class LeavesOut(Counting):
         def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
@@ -368,13 +303,6 @@ def test_a_window_that_fails_fails_its_record_alone(word: str, code: ErrorCode) 
 
 
 PROMPTS = {"query": "what is", "nothing": ""}
-
-
-def test_a_prompt_may_be_named() -> None:
-    encoder = ChunkEncoder(Fake(), BUDGET, model="mine", prompts=PROMPTS)
-    for name, prompt in PROMPTS.items():
-        encoded = encoder.encode(encoder.prepare(chunk_of("one"), {"prompt_name": name}))
-        np.testing.assert_array_equal(encoded.vectors[0], alone("one", prompt))
 
 
 @pytest.mark.parametrize(

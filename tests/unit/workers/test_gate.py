@@ -101,16 +101,6 @@ def test_figures_are_those_of_unit_vectors_and_the_worst_text_is_named(vectors: 
     assert found.max_abs_error == pytest.approx(2 * np.abs(unit[3]).max())
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_vectors_that_are_not_finite_are_within_no_bounds(vectors: Vectors, value: float) -> None:
-    other = vectors.copy()
-    other[5, 2] = value
-    with np.errstate(invalid="ignore"):
-        found = measure(other, vectors)
-    assert found.worst == 5
-    assert not found.within(Thresholds())
-
-
 def test_a_class_is_held_to_its_own_bounds_then_to_the_artefacts_then_to_its_precisions() -> None:
     stated = Thresholds(min_cosine=0.9, mean_cosine=0.97)
     plain, own = HardwareClass(precision="int8"), HardwareClass(precision="int8", min_cosine=0.8)
@@ -131,14 +121,6 @@ def test_references_are_computed_once_and_kept(host: Host, computed: list[list[s
     assert len(computed) == 1
     assert computed[0][-4] == str(FILES.folder)
     assert references_path(FILES, host).is_file()
-
-
-def test_references_are_of_one_fingerprint_and_these_texts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = references_path(FILES, host)
-    assert path != references_path(replace(FILES, fingerprint="cd" * 32), host)
-    assert path == references_path(replace(FILES, name="other", folder=Path("/elsewhere")), host)
-    monkeypatch.setattr(references, "TEXTS", {**TEXTS, "one word": "port"})
-    assert path != references_path(FILES, host)
 
 
 @pytest.mark.parametrize("damage", [b"", b"no archive at all", None], ids=["empty", "foreign", "flipped"])

@@ -147,10 +147,6 @@ def test_health_is_a_status_and_a_line(endpoint: Endpoint, worker: Worker) -> No
     assert ask(endpoint, "/healthz") == (503, "the heartbeat has ended\n")
 
 
-def test_metrics_are_in_the_form_that_is_asked_for(endpoint: Endpoint) -> None:
-    assert ask(endpoint, "/metrics", Accept="text/y") == (200, "metrics for text/y")
-
-
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/healthz/x", "/../etc/passwd", "//"])
 def test_nothing_else_is_there(endpoint: Endpoint, path: str) -> None:
     status, body = ask(endpoint, path)
@@ -166,14 +162,6 @@ def test_a_page_that_fails_ends_its_request_alone(worker: Worker, free_port: int
         with pytest.raises(http.client.HTTPException):
             ask(endpoint, "/metrics")
         assert ask(endpoint, "/readyz") == (200, "ok\n")
-
-
-def test_it_listens_until_it_is_left_and_may_listen_again(worker: Worker, free_port: int) -> None:
-    for _ in range(2):
-        with Endpoint(str(free_port), lambda accept: ("", b""), worker.health) as endpoint:
-            assert ask(endpoint, "/readyz")[0] == 200
-        with pytest.raises(ConnectionRefusedError):
-            ask(endpoint, "/readyz")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "a..b", "x" * 300])

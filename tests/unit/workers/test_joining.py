@@ -315,13 +315,6 @@ def test_a_lost_device_is_nobodys_error(*, fails_at_once: bool, ahead: int) -> N
         encode(Device(ahead, fails_at_once=fails_at_once), [*TEXTS, "lose-device"])
 
 
-def test_it_stops_between_two_batches_when_nobody_wants_the_rest() -> None:
-    backend = Device(2)
-    with pytest.raises(Stopped):
-        encode(backend, TEXTS, RecordedUse(wanted=lambda: len(backend.begun) < 3))
-    assert len(backend.begun) == 3
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_device_is_free_for_others_while_the_last_batches_are_waited_for(*, fails: bool) -> None:
     backend = Device(2)

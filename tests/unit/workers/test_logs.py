@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
+from embedctl_workers.redaction import redacted, redacted_exc_info
 from embedctl_workers.serving import logs
 
 log = logging.getLogger("embedctl_workers.somewhere")
@@ -118,15 +118,6 @@ def test_an_exception_has_frames_and_no_values(capsys: pytest.CaptureFixture[str
         assert exception["traceback"].startswith("Traceback (most recent call last):")
 
 
-def test_a_line_of_text_ends_with_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("text", "info", worker="cpu:0@host")
-    log.info("first\nsecond", extra={"attempt": 1, "job": "j1", "chunk": 7})
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith(" INFO embedctl_workers.somewhere: first job=j1 chunk=7 attempt=1 worker=cpu:0@host")
-    assert datetime.strptime(first[:23], "%Y-%m-%d %H:%M:%S,%f")
-    assert second == "  second"
-
-
 def test_a_warning_of_a_library_is_a_line_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "info")
     with warnings.catch_warnings():
@@ -174,7 +165,3 @@ def test_errors_that_cause_one_another_in_a_circle_come_to_an_end() -> None:
     while at.__cause__ is not None:
         depth, at = depth + 1, at.__cause__
     assert depth == 10
-
-
-def test_the_record_itself_may_quote_its_text_but_not_all_of_it() -> None:
-    assert first_line(ValueError(f"{'x' * 500}\n{SECRET}")) == f"ValueError: {'x' * 200}"

@@ -89,13 +89,6 @@ def test_records_count_once_redis_has_their_result(metrics: Metrics) -> None:
     assert value(metrics, "records_total", outcome="done", model="other") == 0
 
 
-def test_the_gates_figures_are_those_of_its_first_check(metrics: Metrics) -> None:
-    metrics.gated(MODEL, report())
-    figures = [value(metrics, f"gate_{name}") for name in ("passed", "max_abs_error", "min_cosine", "mean_cosine")]
-    assert figures == [1, 0.25, 0.75, 0.875]
-    assert value(metrics, "gate_passed", model="other") is None
-
-
 def test_what_a_worker_holds_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
     in_hand = InHand()
     metrics.watch(in_hand)

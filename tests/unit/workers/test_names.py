@@ -41,11 +41,6 @@ def names(name: str, **entries: ModelEntry) -> tuple[str, ...]:
     return names_of(ModelFiles(name, folder, fingerprint_of(folder)), Settings(models=models))
 
 
-def test_both_spellings_of_a_repository_are_one_model() -> None:
-    assert names(SHORT) == (SHORT, LONG)
-    assert names(LONG) == (LONG, SHORT)
-
-
 def test_the_installed_package_is_one_model_under_both_names() -> None:
     name = "all-MiniLM-L6-v2"
     files = ModelFiles(name, find_folder(name, ModelEntry()), FINGERPRINT)

@@ -50,25 +50,6 @@ def workers(plan: Plan) -> list[tuple[str, str, str, int]]:
     return [(each.name, each.pinned.device, each.pinned.cpu_list, each.pinned.threads) for each in plan.workers]
 
 
-def test_gpus_have_a_worker_each_near_their_node_and_cpus_none_of_their_own() -> None:
-    plan = make_plan(SETTINGS, Machine(TWO_NODES, gpus=gpus(1, 0, 1)))
-    assert workers(plan) == [
-        ("gpu:1", "gpu GPU-1", "0-3", 4),
-        ("gpu:0", "gpu GPU-0", "4-5", 2),
-        ("gpu:2", "gpu GPU-2", "6-7", 2),
-    ]
-
-
-def test_a_class_of_cpus_beside_one_of_gpus_shares_the_cpus_with_it_when_asked_for() -> None:
-    plan = make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(None)), classes=["cpu", "gpu"])
-    assert workers(plan) == [("gpu:0", "gpu GPU-0", "0-1", 2), ("cpu:2-3", "cpu 2-3", "2-3", 2)]
-
-
-def test_two_classes_of_cpus_share_every_set() -> None:
-    plan = make_plan(SETTINGS, Machine(TWO_NODES), classes=["cpu", "cpu-int8", "cpu"])
-    assert [name for name, *_ in workers(plan)] == ["cpu:0-1", "cpu-int8:2-3", "cpu:4-5", "cpu-int8:6-7"]
-
-
 def test_neuron_cores_have_a_worker_each() -> None:
     plan = make_plan(SETTINGS, Machine([cpus(0, 3)], neuron_cores=neuron_cores(2)))
     assert workers(plan) == [("trainium:0", "neuron 0", "0-1", 2), ("trainium:1", "neuron 1", "2-3", 2)]
@@ -79,14 +60,6 @@ def test_more_workers_than_cores_is_worth_a_note() -> None:
     plan = make_plan(SETTINGS, Machine([cpus(0, 0)], gpus=gpus(None, None)))
     assert [listed for _, _, listed, _ in workers(plan)] == ["0", "0"]
     assert plan.notes == ["2 workers share 1 physical cores, and slow each other down"]
-
-
-def test_the_setting_decides_where_no_class_is_asked_for() -> None:
-    settings = SETTINGS.replace(hardware="cpu-int8")
-    assert [each.hardware for each in make_plan(settings, Machine([cpus(0, 3)], gpus=gpus(0))).workers] == ["cpu-int8"]
-    assert [each.hardware for each in make_plan(settings, LAPTOP, classes=["cpu"]).workers] == ["cpu"]
-    auto = make_plan(settings, LAPTOP, classes=["auto"])
-    assert [each.hardware for each in auto.workers] == ["cpu"]
 
 
 def test_gpus_that_no_class_is_for_are_named_and_the_cpus_used() -> None:

@@ -101,25 +101,6 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_files_that_workers_need_come_and_no_others(hub: StandInHub) -> None:
-    found, said = pulled()
-    assert files_in(found.folder) == NEEDED
-    assert sorted(hub.downloads()) == sorted(NEEDED)
-    assert found.downloaded == found.size + len(NEEDED["README.md"]) == sum(map(len, NEEDED.values()))
-    assert found.commit == hub.commit(NAME, "main")
-    assert f"someone/a-model at main is commit {found.commit[:12]}: 12 files, 0.4 MB; 0.4 MB to download to" in said[0]
-
-
-def test_workers_and_the_hubs_own_client_find_it(hub: StandInHub) -> None:
-    found, _ = pulled()
-    files = resolve_model(NAME)
-    assert (files.folder, files.fingerprint) == (found.folder, found.fingerprint)
-    asked = len(hub.downloads())
-    theirs = snapshot_download(NAME, allow_patterns=[*NEEDED], endpoint=hub.url)
-    assert Path(theirs) == found.folder
-    assert len(hub.downloads()) == asked
-
-
 def test_what_another_program_left_incomplete_is_completed(hub: StandInHub) -> None:
     snapshot_download(NAME, allow_patterns=["README.md", "config.json"], endpoint=hub.url)
     with pytest.raises(ModelNotFound, match=f"embedctl model pull {NAME}"):
@@ -130,14 +111,6 @@ def test_what_another_program_left_incomplete_is_completed(hub: StandInHub) -> N
     assert "config.json" not in hub.downloads()[2:]
 
 
-def test_if_missing_asks_no_hub_if_there_is_a_model(hub: StandInHub) -> None:
-    first, _ = pulled(if_missing=True)
-    hub.put(NAME, {**FILES, "config.json": b'{"hidden_size": 5}'})
-    asked = len(hub.asked)
-    assert pulled(if_missing=True)[0].folder == first.folder
-    assert len(hub.asked) == asked
-
-
 def test_a_damaged_file_is_downloaded_again(hub: StandInHub) -> None:
     first, _ = pulled()
     (first.folder / "model.safetensors").resolve().write_bytes(b"damaged")
@@ -145,20 +118,6 @@ def test_a_damaged_file_is_downloaded_again(hub: StandInHub) -> None:
     assert files_in(second.folder) == NEEDED
     assert "model.safetensors on this machine is damaged: it is downloaded again" in said
     assert second.downloaded == len(WEIGHTS)
-
-
-def test_a_pull_that_is_cut_three_times_ends_right(hub: StandInHub, pauses: list[float]) -> None:
-    hub.cuts = [1000, 100_000, 0, 150_000]
-    found, said = pulled()
-    assert files_in(found.folder) == NEEDED
-    assert found.downloaded == sum(map(len, NEEDED.values())), "no byte is fetched twice"
-    assert len(pauses) == 3
-    assert sum("the connection to 127.0.0.1" in line and "failed" in line for line in said) == 3
-    store = [each for each in hub.asked if each.server == "store" and "2_Dense" not in each.path]
-    begins = [int(each.headers.get("range", "bytes=0-")[6:-1]) for each in store]
-    assert begins[0] == 0
-    assert begins == sorted(begins)
-    assert begins[-1] > 0
 
 
 def test_a_pull_that_gave_up_is_resumed(hub: StandInHub, pauses: list[float]) -> None:
@@ -284,17 +243,6 @@ def test_pickles_come_only_if_allowed(hub: StandInHub) -> None:
     hub.put(NAME, FILES)
     found, _ = pulled(allow_pickle=True)
     assert not [name for name in files_in(found.folder) if name.endswith(".bin")], "safetensors come first"
-
-
-def test_weights_in_parts_come_with_their_index(hub: StandInHub) -> None:
-    parts = {f"model-0000{part}-of-00002.safetensors": WEIGHTS[part:5000] for part in (1, 2)}
-    index = {"model.safetensors.index.json": b'{"weight_map": {}}'}
-    files = {name: data for name, data in FILES.items() if name != "model.safetensors"}
-    hub.put(NAME, {**files, **parts, **index, "pytorch_model.bin.index.json": b"{}"})
-    found, _ = pulled()
-    needed = {name: data for name, data in NEEDED.items() if name != "model.safetensors"}
-    # A file of halves is loaded by nobody, but nothing says so here: it is beside no whole file.
-    assert files_in(found.folder).keys() - {"model.fp16.safetensors"} == {*needed, *parts, *index}
 
 
 def modules_of(kind: str) -> dict[str, bytes]:

@@ -78,9 +78,3 @@ def test_a_text_is_cut_where_it_ends_well(model: TextModel) -> None:
         paragraph,
     }
     assert len(pieces(model, PROSE)) <= 1.5 * len(model.tokenizer.encode(PROSE).ids) / model.longest
-
-
-def test_a_text_stays_whole_if_it_fits_or_has_no_room(model: TextModel) -> None:
-    texts = [("", " fits \n", ""), ("", "", ""), ("title " * 250, "a text " * 200, ""), ("x ", "y " * 253, "")]
-    assert split(model, texts) == [[(0, len(text))] for _, text, _ in texts]
-    assert split(model, []) == []

@@ -89,14 +89,6 @@ def test_what_somebody_else_may_have_written_is_not_read(
     assert f"{path} {said}" in caplog.text
 
 
-def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(cache: Path) -> None:
-    SAVED["tuned"](cache)
-    cache.chmod(0o777)
-    assert _found("tuned", cache) is None
-    cache.chmod(0o1777)  # as /tmp: only its owner may rename what is there
-    assert _found("tuned", cache) is not None
-
-
 @pytest.mark.parametrize("before", [None, b"before"])
 @pytest.mark.parametrize("step", ["os.fdopen", "os.fsync", "os.chmod", "os.replace", "os.unlink"])
 def test_a_kill_leaves_the_previous_file_or_none(step: str, before: bytes | None, cache: Path) -> None:

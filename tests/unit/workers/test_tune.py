@@ -79,14 +79,6 @@ def test_it_says_what_to_start_and_keeps_what_was_found(four_cpus: list[list[str
     assert load_tuned(CPU, "f1", tmp_path) == Tuned(workers=2, threads=2, cpus=4, tokens_per_s=150.0)
 
 
-def test_it_stops_where_more_workers_are_hardly_faster(
-    four_cpus: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "usable_cpus", lambda _: frozenset(range(8)))
-    CliRunner().invoke(tune, ["m"])
-    assert [len(workers) for workers in four_cpus] == [1, 2, 4]
-
-
 # On a GPU
 
 GPU = HardwareClass(device="gpu", backend="torch-gpu")

@@ -194,19 +194,6 @@ def test_threads_share_a_tokenizer(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
             assert_equal(found, expected)
 
 
-def test_few_new_words_are_looked_up_at_a_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, fast = pair("MiniLM")
-    assert fast._fast is not None
-    texts = [f"word{at}\u00e9 the \u00e9{at}" for at in range(200)]
-    first = fast._fast(texts, 32, keep_end=False)
-    assert (first.lost == -1).tolist() == [False] * 32 + [True] * 168
-    for _ in range(6):
-        assert_equal(fast(texts), library(texts))
-    assert not fast._fast(texts, 32, keep_end=False).lost.any()
-    monkeypatch.setattr(fast._fast._odd_words, "_tokenizer", None)  # type: ignore[attr-defined]  # it needs none now
-    assert_equal(fast(texts), library(texts))
-
-
 def parts_of(name: str) -> dict[str, Any]:
     parts: dict[str, Any] = json.loads(tokenizer_of(name).to_str())
     return parts
