@@ -28,6 +28,8 @@ ASYNC_TYPES = {
     "Iterable[RecordLike] | AsyncIterable[RecordLike]": "Iterable[RecordLike]",
     "AsyncIterator[ChunkVectors]": "Iterator[ChunkVectors]",
     "AsyncIterator[FailedRecord]": "Iterator[FailedRecord]",
+    "AsyncIterator[SparseRecord]": "Iterator[SparseRecord]",
+    "AsyncIterator[MultiRecord]": "Iterator[MultiRecord]",
     "AsyncJob": "Job",
 }
 
