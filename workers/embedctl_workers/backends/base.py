@@ -119,8 +119,8 @@ class Backend(Protocol):
         """Release the device's memory."""
 
 
-def run_warm_up_batches(backend: Backend) -> None:
-    for length in _WARM_UP_LENGTHS:
+def run_warm_up_batches(backend: Backend, lengths: Sequence[int] = _WARM_UP_LENGTHS) -> None:
+    for length in lengths:
         tokens = backend.tokenize(["a " * min(length, backend.max_tokens)], "")
         backend.finish(backend.forward(tokens, np.zeros(2, np.int64)), normalize=True)
 

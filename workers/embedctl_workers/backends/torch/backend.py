@@ -19,7 +19,7 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import SCORED, Found, Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Backend, Reference
+from embedctl_workers.backends.base import Backend, Reference, run_warm_up_batches
 from embedctl_workers.backends.torch.kept import PackedModel, TextRules, keep_model, kept_model
 from embedctl_workers.backends.torch.packed.choosing import Chooser
 from embedctl_workers.backends.torch.packed.engine import PackedEngine
@@ -245,6 +245,9 @@ class TorchBackend(SentenceModel):
         if isinstance(output, np.ndarray):
             return unit(output) if normalize else output
         return cells_of([_column(each, normalize=normalize) for each in output.values()])
+
+    def warm_up(self) -> None:
+        run_warm_up_batches(self, [8])  # on CPUs, what is done once, such as starting threads, is so for any length
 
     def positions(self, lengths: Rows) -> int:
         return padded(lengths) if self._pads else int(lengths.sum())
