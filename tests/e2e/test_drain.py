@@ -13,6 +13,8 @@ import boto3
 import numpy as np
 import pytest
 import redis as redis_py
+from moto.s3.exceptions import S3ClientError
+from moto.s3.responses import S3Response
 
 from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
 from embedctl.cli.run import _freed_unless_resumable
@@ -426,6 +428,39 @@ def test_a_bucket_that_refuses_has_nothing_unlinked(job: Job, bucket: Any, monke
         with pytest.raises(OutputError, match=r"can't be written"):
             job.deliver("s3://vectors/jobs/two/")
     assert len(results_in_redis(job)) == CHUNKS
+    job.deliver(PLACE)
+    assert results_in_redis(job) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("status", "code", "times", "said"),
+    [
+        (503, "SlowDown", 2, "Please reduce your request rate."),
+        (400, "ExpiredToken", 1000, "The provided token has expired."),
+    ],
+)
+def test_a_bucket_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
+    job: Job, bucket: Any, monkeypatch: pytest.MonkeyPatch, status: int, code: str, times: int, said: str
+) -> None:
+    left, real = iter(range(times)), S3Response.put_object
+
+    def put_object(response: S3Response) -> Any:
+        if next(left, None) is not None:
+            refusal = S3ClientError(code, said)
+            refusal.code = status
+            raise refusal
+        return real(response)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(S3Response, "put_object", put_object)
+        if times > 2:
+            with pytest.raises(OutputError, match=rf"{PLACE} can't be written: {said}.*the same command resumes"):
+                job.deliver(PLACE)
+            assert len(results_in_redis(job)) == CHUNKS
+        else:
+            job.deliver(PLACE)
+            assert next(left, None) is None, "the store has refused"
     job.deliver(PLACE)
     assert results_in_redis(job) == set()
 
