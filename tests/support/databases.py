@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from embedctl.destinations.interface import Batch, Contract, Destination
 from embedctl.destinations.registry import destination_of
 from embedctl.waiting.results import Vectors
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 from tests.support.packages import need
@@ -24,6 +26,8 @@ from tests.support.result_chunks import unit_vectors
 
 DIM = 16
 CONTRACT = Contract("aa" * 32, "dummy", "fp32", {"prompt": None}, DIM)
+#: The multi-vectors of two rows.
+MULTI = [[[1.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]]
 #: The names of the kinds of databases here.
 KINDS = ("pgvector", "qdrant", "qdrant-http", "lancedb")
 
@@ -58,6 +62,10 @@ class Database(ABC):
 
     @abstractmethod
     def rows(self) -> Rows: ...
+
+    def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:
+        """By id, the sparse vector of a row (index → weight) and its multi-vector, of a table that holds them."""
+        raise NotImplementedError
 
     @abstractmethod
     def exists(self) -> bool: ...
@@ -144,6 +152,15 @@ class Qdrant(Database):
             assert point.payload["id"] not in rows
             rows[point.payload["id"]] = (np.array(point.vector, np.float32), kept or None)
         return rows
+
+    def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:
+        with self.client() as client:
+            points, _ = client.scroll(self.collection, limit=100, with_vectors=True)
+        found = {point.payload["id"]: point.vector for point in points}
+        for named in found.values():
+            if "sparse" in named:
+                named["sparse"] = dict(zip(named["sparse"].indices, named["sparse"].values, strict=True))
+        return found
 
     def exists(self) -> bool:
         with self.client() as client:
@@ -273,3 +290,19 @@ def assert_holds(database: Database, *batches: Batch, tolerance: float = 1e-6) -
     assert rows.keys() == expected.keys()
     for label, vector in expected.items():
         np.testing.assert_allclose(rows[label][0], vector, rtol=0, atol=tolerance)
+
+
+def with_outputs(rows: Batch, outputs: Sequence[str]) -> tuple[Batch, Contract]:
+    """Two rows with vectors of these kinds, and their contract."""
+    indices, weights = np.array([1, 7, 3], np.uint32), np.array([0.5, 0.25, 2], np.float32)
+    sparse = SparseVectors(99, np.array([2, 1]), indices, weights)
+    multi = MultiVectors(4, np.array([1, 2]), np.concatenate([np.array(row, np.float32) for row in MULTI]))
+    sizes = {"dense": ("dim", DIM), "sparse": ("sparse_dim", 99), "multi": ("multi_dim", 4)}
+    dims: Any = {"dim": 0, **dict(sizes[each] for each in outputs)}
+    batch = replace(
+        rows,
+        vectors=rows.vectors[:, : dims["dim"]],
+        sparse=sparse if "sparse" in outputs else None,
+        multi=multi if "multi" in outputs else None,
+    )
+    return batch, replace(CONTRACT, options={"prompt": None, "vectors": list(outputs)}, **dims)

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.store import JobSpec, JobStatus
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import OtherContract, OutputError, SettingsError
 from embedctl_config.fingerprint import deciding, job_fingerprint
-from embedctl_config.outputs import PLAIN, Output
+from embedctl_config.outputs import PLAIN, Output, asked_by
 from embedctl_config.record_ids import TEXT, IdType, RecordId, as_text
 
 T = TypeVar("T")
@@ -49,6 +50,8 @@ class Contract:
         dtype: float32 or float16; of a file, which tells its numbers itself, float32.
         model_fingerprint: the model's part of the fingerprint; empty where none is kept.
         ids: the type of the ids, as :class:`IdType` writes it; empty if it is not known.
+        sparse_dim, multi_dim: the size of the vocabulary of sparse vectors, and the dimensions of each vector of a
+            multi-vector; 0 as `dim`, or where there are none.
     """
 
     fingerprint: str
@@ -59,6 +62,8 @@ class Contract:
     dtype: str = "float32"
     model_fingerprint: str = ""
     ids: str = ""
+    sparse_dim: int = 0
+    multi_dim: int = 0
 
     @classmethod
     def of(cls, job: JobStatus | JobSpec, dim: int = 0, dtype: str = "float32", *, model: str | None = None) -> Self:
@@ -94,6 +99,21 @@ class Contract:
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
+    def outputs(self) -> Sequence[Output]:
+        """The vectors of each row."""
+        return asked_by(self.options)
+
+    @property
+    def sizes(self) -> Mapping[Output, int]:
+        """The size of the vectors of each kind; 0 while no worker has told it."""
+        known = {Output.DENSE: self.dim, Output.SPARSE: self.sparse_dim, Output.MULTI: self.multi_dim}
+        return {output: known[output] for output in self.outputs}
+
+    @property
+    def is_sized(self) -> bool:
+        return all(self.sizes.values())
+
+    @property
     def digest(self) -> bytes:
         """16 bytes of SHA-256 over what decides a stored vector. The name of a model and a promise decide none, and the
         dimensions follow from the fingerprint."""
@@ -112,7 +132,7 @@ class Contract:
                 f"{name} holds records, and nothing there tells what model made their vectors: choose another name, "
                 "which is made if it does not exist"
             )
-        if found.digest != self.digest or (self.dim and found.dim != self.dim):
+        if found.digest != self.digest or (self.is_sized and found.sizes != self.sizes):
             raise OtherContract(
                 f"{name} is bound to vectors of {found.in_words}, and these are of {self.in_words}. Vectors of two "
                 "models, or of two prompts, can't be compared: choose another name"
@@ -134,6 +154,7 @@ class Batch:
         sources: from what each row is made; None if the job has no digests of its texts.
         kept: each record's kept fields as a JSON object; None if the job keeps none.
         positions: int64, of the records in the job.
+        sparse, multi: the vectors of these kinds, a row for each record; None if the contract has none.
     """
 
     ids: Sequence[RecordId]
@@ -141,6 +162,8 @@ class Batch:
     sources: Sequence[bytes] | None = None
     kept: Sequence[str] | None = None
     positions: npt.NDArray[np.int64] | None = None
+    sparse: SparseVectors | None = None
+    multi: MultiVectors | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -156,6 +179,8 @@ class Batch:
             sources=None if self.sources is None else of(self.sources),
             kept=None if self.kept is None else of(self.kept),
             positions=None if self.positions is None else self.positions[rows],
+            sparse=None if self.sparse is None else self.sparse.select(rows),
+            multi=None if self.multi is None else self.multi.select(rows),
         )
 
     @property

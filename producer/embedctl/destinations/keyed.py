@@ -22,7 +22,7 @@ from embedctl.store.drains import batch_name
 from embedctl.waiting.results import ChunkVectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import JobDrained, JobError, OutputError, SettingsError
-from embedctl_config.outputs import asked_by
+from embedctl_config.outputs import Output, asked_by
 from embedctl_config.record_ids import tagged
 
 #: Rows of released batches that a table must still hold when a delivery goes on.
@@ -141,8 +141,8 @@ class _Release(Drain[_Batch]):
         if self._tally.by_position not in (None, self._options.positions):
             begun = "with" if self._tally.by_position else "without"
             raise SettingsError(f"the delivery of job {self._job_id} was begun {begun} --duplicates position")
-        if self._tally.samples and dim:
-            self._rows.open(dim, self._tally.samples)
+        if self._tally.samples and (dim or Output.DENSE not in asked_by(self._source.status.options)):
+            self._rows.open({"dim": dim or 0}, self._tally.samples)
             some = random.SystemRandom().sample(self._tally.samples, min(_SAMPLE, len(self._tally.samples)))
             if lacking := self._rows.lacks(some):
                 raise JobDrained(

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
+
 from embedctl.destinations.interface import Batch, Contract, Destination, Row, source_of_text, source_to_text
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import (
@@ -18,6 +20,7 @@ from embedctl_config.errors import (
     OutputError,
     SettingsError,
 )
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_config.record_ids import IdType, RecordId, as_text, from_json, to_json
 from embedctl_config.settings import Settings
 
@@ -43,8 +46,8 @@ _GONE = 404
 
 
 class QdrantCollection(Destination):
-    """A collection, or an alias of one, whose points have one unnamed vector, and as payload `id`, the source and kept
-    fields.
+    """A collection, or an alias of one, whose points have one unnamed vector, or several that are called `dense`,
+    `sparse` and `multi` (which compares by the most similar vectors), and as payload `id`, the source and kept fields.
 
     A collection is made with its contract in one step, and only one process can make it. An alias would not do: a
     second creator moves it, also when the first one has come to its end. A point's number or UUID follows from the
@@ -53,6 +56,7 @@ class QdrantCollection(Destination):
 
     #: A server refuses requests of 32 MiB. JSON takes up to 24 bytes for each component of 4.
     batch_bytes = 1_400_000
+    outputs = tuple(Output)
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         self.name = str(url)
@@ -86,14 +90,14 @@ class QdrantCollection(Destination):
                 return False
             self._contract = contract
             if not found:
-                if not contract.dim:
+                if not contract.is_sized:
                     return False
                 self._make(client)
             info = self._bound(client)
             bound = (info.metadata or {})[_CONTRACT]
             self._made_as = bound.get(_MADE_AS, self._collection)
             self.take_ids(IdType.named(bound.get("ids", "")), contract)
-            self._check_vectors(info.params.vectors)
+            self._check_vectors(info.params)
             return client.count(self._collection, exact=True).count > 0
 
     def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
@@ -121,7 +125,7 @@ class QdrantCollection(Destination):
         with self._explained() as client:
             points = models.Batch(
                 ids=[self._point(label) for label in batch.ids],
-                vectors=batch.vectors.tolist(),
+                vectors=_vectors(batch, self._contract),
                 payloads=list(_payloads(batch)),
             )
             self._bound(client)
@@ -150,11 +154,10 @@ class QdrantCollection(Destination):
         return config
 
     def _make(self, client: QdrantClient) -> None:
-        kind = models.Datatype.FLOAT16 if self._contract.dtype == "float16" else models.Datatype.FLOAT32
-        vectors = models.VectorParams(size=self._contract.dim, distance=self._distance, datatype=kind)
+        vectors, sparse = self._params(self._contract.sizes)
         metadata = {_CONTRACT: {**json.loads(self._contract.text), _MADE_AS: self._collection}}
         try:
-            client.create_collection(self._collection, vectors_config=vectors, metadata=metadata)
+            client.create_collection(self._collection, vectors, sparse_vectors_config=sparse, metadata=metadata)
         except (UnexpectedResponse, ValueError):
             if not client.collection_exists(self._collection):  # another process may have made it
                 raise
@@ -162,15 +165,36 @@ class QdrantCollection(Destination):
         if client.get_collection(self._collection).config.metadata is None:
             raise OutputError(f"{self.name}: the server keeps no word on a collection's vectors: Qdrant 1.16 does")
 
-    def _check_vectors(self, vectors: object) -> None:
-        half = isinstance(vectors, models.VectorParams) and vectors.datatype is models.Datatype.FLOAT16
-        if (
-            not isinstance(vectors, models.VectorParams)
-            or self._contract.dim not in (0, vectors.size)
-            or half is not (self._contract.dtype == "float16")
-        ):
-            raise OutputError(f"{self.name}: the collection {self._collection} was changed: it has {vectors}")
-        self._distance = vectors.distance
+    def _params(self, sizes: Mapping[Output, int]) -> tuple[Any, Any]:
+        """The parameters of dense and multi-vectors, by name unless all are dense, and of sparse ones."""
+        kind = models.Datatype.FLOAT16 if self._contract.dtype == "float16" else models.Datatype.FLOAT32
+        most = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+        named = {
+            str(output): models.VectorParams(
+                size=size,
+                distance=self._distance,
+                datatype=kind,
+                multivector_config=most if output is Output.MULTI else None,
+            )
+            for output, size in sizes.items()
+            if output is not Output.SPARSE
+        }
+        if tuple(sizes) == PLAIN:
+            return named[Output.DENSE], None
+        return named, {str(Output.SPARSE): models.SparseVectorParams()} if Output.SPARSE in sizes else None
+
+    def _check_vectors(self, params: models.CollectionParams) -> None:
+        """Take the distance that the collection has; OutputError unless its vectors are still those of the contract."""
+        there = params.vectors if isinstance(params.vectors, dict) else {str(Output.DENSE): params.vectors}
+        known = {name: each for name, each in there.items() if isinstance(each, models.VectorParams)}
+        self._distance = next((each.distance for each in known.values()), self._distance)
+        sizes = {Output(name): each.size for name, each in known.items() if name in tuple(Output)}
+        sizes |= dict.fromkeys(map(Output, params.sparse_vectors or ()), self._contract.sparse_dim)
+        is_half = self._contract.dtype == "float16"
+        other = {each.datatype is models.Datatype.FLOAT16 for each in known.values()} - {is_half}
+        wanted = self._contract.sizes
+        if other or sizes.keys() != wanted.keys() or any(wanted[each] not in (0, size) for each, size in sizes.items()):
+            raise OutputError(f"{self.name}: the collection {self._collection} was changed: it has {params.vectors}")
 
     def _point(self, label: RecordId) -> int | str:
         # By the name with which it was made, which stays the same behind an alias.
@@ -235,6 +259,22 @@ def point_id(collection: str, label: str) -> int | str:
         pass
     space = uuid.uuid5(uuid.NAMESPACE_URL, f"embedctl:{collection}")
     return str(uuid.uuid5(space, label))
+
+
+def _vectors(batch: Batch, contract: Contract) -> Any:
+    """The vectors of a batch: unnamed dense ones, or those of each kind by its name."""
+    if contract.outputs == PLAIN:
+        return batch.vectors.tolist()
+    named: dict[str, list[Any]] = {}
+    if Output.DENSE in contract.outputs:
+        named[str(Output.DENSE)] = batch.vectors.tolist()
+    if (sparse := batch.sparse) is not None:
+        indices, weights = (np.split(each, sparse.starts[1:-1]) for each in (sparse.indices, sparse.weights))
+        pairs = zip(indices, weights, strict=True)
+        named[str(Output.SPARSE)] = [models.SparseVector(indices=i.tolist(), values=w.tolist()) for i, w in pairs]
+    if (multi := batch.multi) is not None:
+        named[str(Output.MULTI)] = [rows.tolist() for rows in np.split(multi.vectors, multi.starts[1:-1])]
+    return named
 
 
 def _payloads(batch: Batch) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar, cast
@@ -93,7 +93,7 @@ class Gathered:
     def add(self, chunk: ChunkVectors) -> None:
         self.chunks.append(chunk)
         self.rows += len(chunk.positions)
-        self.size += chunk.vectors.nbytes
+        self.size += chunk.nbytes
         try:
             self.size += len("".join(cast("Sequence[str]", chunk.ids)))
         except TypeError:  # they are no texts
@@ -136,6 +136,8 @@ class Gathered:
             None if digests is None else sources(digests[rows].view(f"V{DIGEST_BYTES}")[:, 0].tolist()),
             [json.dumps(kept[row], ensure_ascii=False) for row in rows] if self.keeps and kept is not None else None,
             chunk.positions[rows],
+            None if chunk.sparse is None else chunk.sparse.select(rows),
+            None if chunk.multi is None else chunk.multi.select(rows),
         )
 
     def _joined(self, parts: list[Batch]) -> Batch:
@@ -148,6 +150,8 @@ class Gathered:
             None if first.sources is None else list(chain.from_iterable(part.sources or () for part in parts)),
             None if first.kept is None else list(chain.from_iterable(part.kept or () for part in parts)),
             np.concatenate([part.positions for part in parts if part.positions is not None]),
+            None if first.sparse is None else first.sparse.joined([p.sparse for p in parts if p.sparse is not None]),
+            None if first.multi is None else first.multi.joined([p.multi for p in parts if p.multi is not None]),
         )
 
     def _ids(self, chunk: ChunkVectors, rows: npt.NDArray[np.int64]) -> Sequence[RecordId]:
@@ -203,14 +207,14 @@ class Rows:
         batch, most = self._batch, self._destination
         return batch is not None and (batch.rows >= most.batch_records or batch.size >= most.batch_bytes)
 
-    def open(self, dim: int, ids: Sequence[RecordId | None]) -> None:
-        """Open the table for vectors of this length, and ids such as some of these, if it is not open; raises as
-        :meth:`Destination.open`."""
-        if self._batch is None:
+    def open(self, sizes: Mapping[str, Any], ids: Sequence[RecordId | None]) -> None:
+        """Open the table for vectors of these sizes (`dim`, `sparse_dim`, `multi_dim` of the contract), and ids such as
+        some of these, if it is not open for them; raises as :meth:`Destination.open`."""
+        if self._batch is None or not self._batch.contract.is_sized:
             status = self._waiter.status()
             some: RecordId | None = "" if self._options.positions else next(filter(_is_id, ids), None)
             id_type = "" if some is None else str(IdType.of(some))
-            contract = replace(Contract.of(status, dim, self._options.stored_as), ids=id_type)
+            contract = replace(Contract.of(status, dtype=self._options.stored_as), ids=id_type, **sizes)
             self._holds_rows = tried(lambda: self._destination.open(contract))
             positions_for = status.id if self._options.positions else ""
             keeps = bool(status.options.get("keep"))
@@ -224,7 +228,12 @@ class Rows:
         _refuse_coarse(chunk, self._options)
         if self._batch is None and len(chunk.errors) == len(chunk.positions):
             return  # its model and its dimensions are not known yet
-        self.open(chunk.vectors.shape[1], chunk.ids)
+        sizes = {
+            "dim": chunk.vectors.shape[1],
+            "sparse_dim": 0 if chunk.sparse is None else chunk.sparse.width,
+            "multi_dim": 0 if chunk.multi is None else chunk.multi.width,
+        }
+        self.open(sizes, chunk.ids)
         if self._batch is not None:
             self._batch.add(chunk)
 

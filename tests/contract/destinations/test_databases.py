@@ -16,10 +16,11 @@ import pytest
 
 from embedctl.destinations.interface import Contract
 from embedctl.sync.comparison import Limit
-from embedctl_config.errors import OtherContract, OutputError
+from embedctl_config.errors import OtherContract, OutputError, SettingsError
+from embedctl_config.outputs import Output
 from embedctl_config.record_ids import IdType, RecordId
 from tests.support.database_rows import OTHER, compared, deleted, holds_rows, missing_deleted, rows_of, written
-from tests.support.databases import CONTRACT, DIM, Database, assert_holds, batch
+from tests.support.databases import CONTRACT, DIM, MULTI, Database, assert_holds, batch, with_outputs
 
 #: Spellings that a database, or a language for queries, may take for something else.
 AWKWARD = [
@@ -190,6 +191,26 @@ def test_float16(table: Database) -> None:
     assert_holds(table, half, tolerance=2e-3)
     vectors = np.stack([table.rows()[label][0] for label in whole.ids])
     assert not np.array_equal(vectors, whole.vectors)
+
+
+@pytest.mark.parametrize("table", ["qdrant"], indirect=True)
+@pytest.mark.parametrize("outputs", [["dense", "sparse"], ["sparse"], ["dense", "sparse", "multi"], ["multi"]])
+def test_rows_hold_the_outputs_of_the_contract(table: Database, outputs: list[str]) -> None:
+    rows, contract = with_outputs(batch(["a", "b"]), outputs)
+    written(table, rows, rows, contract=contract)
+    found = table.other_vectors()
+    for output, of_rows in {"sparse": [{1: 0.5, 7: 0.25}, {3: 2.0}], "multi": MULTI}.items():
+        there = [found[label].get(output) for label in rows.ids]
+        assert there == (of_rows if output in outputs else [None, None])
+    assert holds_rows(table, dataclasses.replace(contract, dim=0, sparse_dim=0, multi_dim=0))
+    with pytest.raises(OtherContract):
+        holds_rows(table, dataclasses.replace(contract, sparse_dim=98, multi_dim=5))
+
+
+@pytest.mark.parametrize("table", ["pgvector", "lancedb"], indirect=True)
+def test_outputs_that_a_table_can_t_hold_are_refused(table: Database) -> None:
+    with pytest.raises(SettingsError, match="can't hold sparse vectors"):
+        table.destination().refuse_outputs([Output.DENSE, Output.SPARSE])
 
 
 def test_rows_are_deleted_if_they_are_still_as_they_were_read(table: Database) -> None:
