@@ -38,6 +38,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "poison": ("poison",),
     "accuracy": ("accuracy",),
     "engine_profile": ("engine_profile",),
+    "pipeline_cost": ("pipeline_cost",),
     "engines_by_cpu": ("engines_by_cpu",),
     "choices": ("choices",),
     "other_outputs": ("other_outputs", "agreement"),
