@@ -416,8 +416,9 @@ def _launched(function: Callable[..., None], given: Sequence[Any], server: _Serv
 
 
 def _serve(modules: list[str], listener: _Descriptor, alive: _Descriptor) -> None:
-    """Be another server."""
+    """Be another server. It keeps nobody's pipe open, or it would never end."""
     gc.disable()
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # each fork is given one
     forkserver.main(listener.number, alive.number, modules)
 
 
