@@ -159,9 +159,9 @@ class _Gate:
     def _prepare(self, rows: Sequence[int], *, prompt: str | None = None, normalize: bool = True) -> Prepared:
         texts = [TEXTS[_NAMES[row]].encode() for row in rows]
         chunk = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT] * len(texts)), texts=texts)
-        if self._other is None:
-            return self._encoder.prepare(chunk, {"prompt": prompt, "normalize": normalize})
-        return self._encoder.prepare(chunk, {"prompt": prompt, "normalize": False, "vectors": [self._other]})
+        normalize = normalize and self._other is None
+        options = {"prompt": prompt, "normalize": normalize, **self._encoder.own_options}
+        return self._encoder.prepare(chunk, options)
 
     def _encode(
         self, rows: Sequence[int], prepared: Prepared | None = None, batches: Sequence[Sequence[int]] = ()

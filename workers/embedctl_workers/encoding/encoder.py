@@ -13,7 +13,7 @@ import numpy as np
 from embedctl.corpus.records import problem_of
 from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.model_names import not_matryoshka, unknown_prompt
-from embedctl_config.outputs import PLAIN, asked_by, not_given
+from embedctl_config.outputs import PLAIN, Output, asked_by, not_given
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.outputs import nothing
@@ -83,6 +83,12 @@ class ChunkEncoder:
         """Length of the vectors of a job with these options."""
         dimensions = options.get("dimensions")
         return self.backend.dim if dimensions is None else min(int(dimensions), self.backend.dim)
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The options of a job for the model's dense vectors or, if it gives none, for all that it gives."""
+        outputs = self.backend.outputs
+        return {} if Output.DENSE in outputs else {"vectors": list(outputs)}
 
     def nothing(self, rows: int, options: Mapping[str, Any]) -> Found:
         """The rows of a chunk of a job with these options, all of them without vectors."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from embedctl_config.errors import DeviceLost, WorkerSick
 from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.outputs import Output
@@ -33,8 +31,6 @@ class KnownGood:
         # An encoder without a known good text: another encoder calls this one in the middle of a batch.
         self._encoder = ChunkEncoder(backend, backend.token_budget)
         self._bounds = bounds
-        plain = Output.DENSE in backend.outputs
-        self._options: dict[str, Any] = {} if plain else {"vectors": list(backend.outputs)}
         self._right = self._encode()
 
     def check(self) -> None:
@@ -56,7 +52,7 @@ class KnownGood:
     def check_preparing(self) -> None:
         """Tokenise the text, which needs no device; WorkerSick if it can't be tokenised any more."""
         try:
-            prepared = self._encoder.prepare(_CHUNK, self._options)
+            prepared = self._encoder.prepare(_CHUNK, self._encoder.own_options)
         except Exception as error:
             raise _sick(first_line(error)) from error
         if prepared.errors:
@@ -64,7 +60,7 @@ class KnownGood:
 
     def _encode(self) -> Vectors:
         try:
-            encoded = self._encoder.encode(self._encoder.prepare(_CHUNK, self._options))
+            encoded = self._encoder.encode(self._encoder.prepare(_CHUNK, self._encoder.own_options))
         except DeviceLost:
             raise
         except Exception as error:

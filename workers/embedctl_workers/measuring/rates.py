@@ -166,7 +166,7 @@ def _load(encoder: ChunkEncoder, name: str, texts: Sequence[str]) -> Load:
 
 
 def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
-    return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), {})
+    return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), encoder.own_options)
 
 
 def _encode_repeatedly(encoder: ChunkEncoder, prepared: Callable[[], Prepared], use: _TimedUse) -> None:
