@@ -48,7 +48,7 @@ class ServedModel:
     sustained_tokens_per_s: float = 0.0
     max_tokens: int = 0
     prompts: Sequence[str] | None = None
-    outputs: Sequence[str] = PLAIN
+    outputs: Sequence[str] = field(default_factory=lambda: list(PLAIN))
     multi_width: int = 0
     matryoshka: bool = True
 

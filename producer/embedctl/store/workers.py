@@ -359,7 +359,7 @@ def _combined(serving: Sequence[ServedModel]) -> Offer:
         max_tokens=max(served.max_tokens for served in serving),
         prompts=_common([served.prompts for served in serving]),
         fingerprints=frozenset(served.fingerprint for served in serving),
-        outputs=[output for output in Output if all(output in served.outputs for served in serving)],
+        outputs=tuple(each for each in Output if all(each in served.outputs for served in serving)),
         multi_width=max(served.multi_width for served in serving),
         matryoshka=all(served.matryoshka for served in serving),
     )

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from embedctl_config.outputs import PLAIN, Multi, Output, Sparse
 from embedctl_workers.arrays.halves import halved
 from embedctl_workers.arrays.tokens import Cells, Found, Vectors
-from embedctl_workers.arrays.vectors import unit
 
 #: A weight of a sparse vector, and the word of the vocabulary that it belongs to.
 WEIGHT = np.dtype([("index", "<u4"), ("weight", "<f4")])
@@ -49,11 +48,11 @@ def weights_of(indices: npt.NDArray[Any], weights: npt.NDArray[Any]) -> npt.NDAr
 def normalized(found: Found) -> Found:
     """The same with vectors of length 1, and weights as they are."""
     if found.dtype != object:
-        return unit(found)
+        return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True))
     cells = np.empty_like(found)
     for at, cell in np.ndenumerate(found):
         is_vector = cell is not None and cell.dtype != WEIGHT
-        cells[at] = unit(np.atleast_2d(cell)).reshape(cell.shape) if is_vector else cell
+        cells[at] = normalized(np.atleast_2d(cell)).reshape(cell.shape) if is_vector else cell
     return cells
 
 
