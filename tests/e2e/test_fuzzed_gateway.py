@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ SCHEMATHESIS = Path(__file__).parents[2] / "build/schemathesis/bin/st"
 GROWTH_KIB = 48 * 1024
 #: Mutated requests after which the gateway is looked at.
 _A_ROUND = 1000
+#: Rounds of schemathesis at once: making a request takes it ten times as long as answering takes the gateway.
+_AT_ONCE = 3
 #: Right requests that come too early or too late: OpenAI's clients would repeat one that is refused with 409.
 CONFIG = """
 [checks]
@@ -133,12 +137,14 @@ def test_no_request_meets_a_fault(here: Here, fuzzed: Fuzzed, pytestconfig: pyte
     with fuzzed.client() as client:
         schema = here.folder / "openapi.json"
         schema.write_text(json.dumps(description(client)))
-    round_of, seed = 0, pytestconfig.getoption("--fuzz-seed")
-    while fuzzed.requests < pytestconfig.getoption("--fuzz-cases"):
-        report = here.folder / f"report-{round_of}.json"
-        fuzz(schema, fuzzed.url, fuzzed.key, seed + round_of, report)
-        fuzzed.count(json.loads(report.read_text())["test_cases"]["generated"])
-        round_of += 1
+    seeds, options = itertools.count(pytestconfig.getoption("--fuzz-seed")), ["--max-examples", "10"]
+    at_once = 1
+    with ThreadPoolExecutor(_AT_ONCE) as several:
+        while fuzzed.requests < pytestconfig.getoption("--fuzz-cases"):
+            begun = [several.submit(fuzz, schema, fuzzed, next(seeds), options) for _ in range(at_once)]
+            fuzzed.count(sum(each.result() for each in begun))
+            # The other phases would make the same requests again.
+            at_once, options = _AT_ONCE, ["--max-examples", "60", "--phases", "fuzzing"]
 
 
 @pytest.mark.slow
@@ -160,13 +166,14 @@ def test_no_bytes_meet_a_fault(fuzzed: Fuzzed, pytestconfig: pytest.Config) -> N
         assert not {each for each in fuzzed.statuses if each >= 500}
 
 
-def fuzz(schema: Path, url: str, key: str, seed: int, report: Path) -> None:
-    """A round of requests; fails with what schemathesis says if an answer is wrong."""
-    config = report.with_suffix(".toml")
+def fuzz(schema: Path, fuzzed: Fuzzed, seed: int, options: Sequence[str]) -> int:
+    """A round of requests; how many. Fails with what schemathesis says if an answer is wrong."""
+    report, config = (schema.with_name(f"round-{seed}.{kind}") for kind in ("json", "toml"))
     config.write_text(CONFIG)
-    command = [str(SCHEMATHESIS), "--config-file", str(config), "run", str(schema), "--url", url]
-    command += ["-H", f"Authorization: Bearer {key}", "--seed", str(seed), "--max-examples", "10"]
+    command = [str(SCHEMATHESIS), "--config-file", str(config), "run", str(schema), "--url", fuzzed.url, *options]
+    command += ["-H", f"Authorization: Bearer {fuzzed.key}", "--seed", str(seed)]
     command += ["--request-timeout", "30", "--warnings", "off", "--continue-on-failure"]
     command += ["--report", "json", "--report-json-path", str(report)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=report.parent, check=False)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr[-2000:]}"
+    done = subprocess.run(command, capture_output=True, text=True, cwd=schema.parent, check=False)
+    assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr[-2000:]}"
+    return int(json.loads(report.read_text())["test_cases"]["generated"])
