@@ -24,6 +24,7 @@ from pathlib import Path
 from benchmarks.ours.service import Figures, Service, cpu_s_of, service
 
 from embedctl_gateway.access.key_file import add_key
+from embedctl_gateway.batches.apart import give_way
 
 #: Between two texts of the client (seconds).
 _PAUSE_S = 0.02
@@ -331,7 +332,7 @@ def _own_file(port: int, key: str, files: int) -> str:
 
 def _attack(target: Target, clients: int, attack: str, attacking: Event) -> None:
     """In a process of its own, which gives way to all others: attackers have their own machines."""
-    os.nice(19)
+    give_way(19)
     chosen = [each for each in ATTACKS if not attack or each.__name__ == attack]
 
     async def attackers() -> None:

@@ -71,13 +71,13 @@ class Apart:
             self._lost()
 
 
-def give_way() -> None:
+def give_way(niceness: int = _NICENESS) -> None:
     """Leave CPUs to others that want them: to those of this process group, and, where Linux shares CPUs among sessions
     first, to all sessions. There, niceness alone says nothing to another session, such as Redis'."""
     os.setsid()
-    os.nice(_NICENESS)
+    os.nice(niceness)
     with suppress(OSError):  # there are no such groups
-        Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
+        Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 def _run(runner: Runs, reading: int) -> None:

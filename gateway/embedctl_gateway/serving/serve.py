@@ -20,6 +20,7 @@ from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
 from embedctl_config.settings import Settings, expanded
 
 try:
+    import tenacity  # noqa: F401  (the first retry imports it, which takes 0.1 s, and nobody is to wait for that)
     from uvicorn import Config, Server
 
     from embedctl_gateway.batches.apart import Apart
