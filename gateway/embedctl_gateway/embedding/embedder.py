@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,10 @@ RESULT_TTL_S = 300.0
 #: What answered requests have left in Redis is freed together, this long after the first of them (seconds). Each by
 #: itself would take a thread and a round trip, while the next request is encoded.
 _FREE_AFTER_S = 0.25
-#: So many requests of a tenant make their jobs at once: threads that compute wait for one another, and those of others
-#: for them. Large ones, which may wait for room, hold up no small ones.
-_MAKING = 4
+#: So many requests of a tenant make their jobs at once, or one if another tenant has asked in this time (seconds):
+#: threads that compute wait for one another, and those of others for them. Large ones, which may wait for room, hold up
+#: no small ones.
+_MAKING, _LATELY_S = 4, 1.0
 #: Characters of the texts of a small one.
 _SMALL = 32 * 1024
 #: How long a gateway that ends goes on freeing what its requests have left in Redis (seconds).
@@ -66,16 +68,17 @@ class Embedder:
         self._settings = settings
         self._ledger = ledger
         self._freeing: set[asyncio.Task[None]] = set()
-        #: Tenant, and whether the request is small → who makes a job now.
-        self._making: defaultdict[tuple[str, bool], asyncio.Semaphore]
-        self._making = defaultdict(lambda: asyncio.Semaphore(_MAKING))
+        #: Tenant, whether the request is small, and how many may at once → who makes a job now.
+        self._making: dict[tuple[str, bool, int], asyncio.Semaphore] = {}
+        #: Who asked last, when, and when anybody else did last.
+        self._last, self._last_at, self._else_at = "", -inf, -inf
         self._answered: list[AsyncJob] = []
         self._frees_soon = False
 
     async def embed(self, asked: Asked, served: Served, tenant: str, room: Taking) -> Embedded:
         """The vectors of all texts, by a job that takes this room. A task that is cancelled here cancels the job.
         Raises Refusal if a text has failed, or somebody ended the job; NoRoom; and as the library does."""
-        making = self._making[tenant, sum(map(len, asked.texts)) <= _SMALL]
+        making = self._turn(asked, tenant)
         await making.acquire()
         with taken_with_job(room):
             submitting = asyncio.create_task(self._submit(asked, served, tenant))
@@ -90,6 +93,15 @@ class Embedder:
         self._answered.append(job)
         self.tidy_soon()
         return embedded
+
+    def _turn(self, asked: Asked, tenant: str) -> asyncio.Semaphore:
+        """What a request of this tenant acquires before it makes its job."""
+        if tenant != self._last:
+            self._last, self._else_at = tenant, self._last_at
+        self._last_at = time.monotonic()
+        most = 1 if self._last_at - self._else_at < _LATELY_S else _MAKING
+        key = tenant, sum(map(len, asked.texts)) <= _SMALL, most
+        return self._making.setdefault(key, asyncio.Semaphore(most))
 
     def tidy_soon(self) -> None:
         """Free in a moment what requests have left, and tell Redis which room was given back until then."""

@@ -15,7 +15,7 @@ from embedctl.store.ledger import Ledger
 from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
-from embedctl_gateway.embedding import embedder
+from embedctl_gateway.embedding import embedder as embedder_module
 from embedctl_gateway.embedding.embedder import Asked, Embedder
 from tests.support.waiting import eventually
 
@@ -59,7 +59,7 @@ class Freed:
 @pytest.fixture
 def freed(monkeypatch: pytest.MonkeyPatch) -> Freed:
     found = Freed()
-    monkeypatch.setattr(embedder, "discard_all", found)
+    monkeypatch.setattr(embedder_module, "discard_all", found)
     monkeypatch.setattr(asyncio, "sleep", found.sleep)
     return found
 
@@ -112,9 +112,7 @@ def test_a_redis_that_is_away_keeps_no_later_request_unfreed(monkeypatch: pytest
     assert freed.calls == [[jobs[1]]]
 
 
-def test_a_tenant_makes_a_few_jobs_at_once_and_large_ones_hold_up_no_small_ones(
-    monkeypatch: pytest.MonkeyPatch, freed: Freed
-) -> None:
+def test_a_tenant_makes_few_jobs_at_once_and_one_beside_others(monkeypatch: pytest.MonkeyPatch, freed: Freed) -> None:
     made: list[tuple[str, int]] = []
     room = asyncio.Event()
 
@@ -124,24 +122,31 @@ def test_a_tenant_makes_a_few_jobs_at_once_and_large_ones_hold_up_no_small_ones(
         return Job()
 
     monkeypatch.setattr(Embedder, "_submit", submit)
+    monkeypatch.setattr(embedder_module, "_LATELY_S", 3600.0)  # however slowly this runs
     embedder = Embedder(Settings(), LEDGER)
     served: Any = None
 
     async def run() -> None:
         asks = [("eve", 2048)] * 10 + [("eve", 1)] * 10 + [("bob", 1)]
         taking = LEDGER.taking("default", {})
-        tasks = [
-            asyncio.create_task(embedder.embed(Asked(["word " * 10] * texts), served, tenant, taking))
-            for tenant, texts in asks
-        ]
+
+        async def embed(tenant: str, texts: int) -> None:
+            await embedder.embed(Asked(["word " * 10] * texts), served, tenant, taking)
+
+        tasks = [asyncio.create_task(embed(*each)) for each in asks]
         await asyncio.to_thread(eventually, lambda: ("bob", 1) in made)
         assert Counter(made) == {("eve", 2048): 4, ("eve", 1): 4, ("bob", 1): 1}
+        # Another tenant asks, so each makes one at a time from now on.
+        later = [("bob", 1), ("eve", 2), ("eve", 2)]
+        tasks += [asyncio.create_task(embed(*each)) for each in later]
+        await asyncio.to_thread(eventually, lambda: ("eve", 2) in made)
+        assert Counter(made) == {("eve", 2048): 4, ("eve", 1): 4, ("bob", 1): 1, ("eve", 2): 1}
         tasks[9].cancel()
         room.set()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(run())
-    assert Counter(made) == {("eve", 2048): 9, ("eve", 1): 10, ("bob", 1): 1}
+    assert Counter(made) == {("eve", 2048): 9, ("eve", 1): 10, ("bob", 1): 2, ("eve", 2): 2}
 
 
 def test_the_job_of_a_caller_who_goes_away_is_freed_at_once(monkeypatch: pytest.MonkeyPatch, freed: Freed) -> None:
