@@ -34,6 +34,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl.operating.dashboard": ("flower",),
     "embedctl.operating.monitoring.metrics": ("metrics",),
     "embedctl.destinations.postgresql_errors": ("pgvector",),
+    "embedctl.destinations.vector_columns": ("parquet",),
     "embedctl_gateway": ("gateway",),
     "embedctl_workers.arrays": ("torch", "onnx", "neuron"),
     "embedctl_workers.backends.gpu": ("gpu",),
@@ -56,6 +57,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 LOOKED_FOR = {
     ("embedctl_workers.backends.onnx.export", "optimum"): "optimum",
     ("embedctl.testing", "pytest"): "dev",
+    ("embedctl_workers.machine.teams", "torch"): "torch",
 }
 #: Other systems run in environments of their own, made from the requirements in this folder.
 ADAPTERS, THEIRS = "embedctl_bench.peers.adapters", ROOT / "benchmarks" / "embedctl_bench" / "peers"
