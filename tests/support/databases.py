@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ from tests.support.result_chunks import unit_vectors
 
 DIM = 16
 CONTRACT = Contract("aa" * 32, "dummy", "fp32", {"prompt": None}, DIM)
-#: The multi-vectors of two rows.
+#: The sparse vectors and the multi-vectors of two rows.
+SPARSE = [{1: 0.5, 7: 0.25}, {3: 2.0}]
 MULTI = [[[1.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]]
 #: The names of the kinds of databases here.
 KINDS = ("pgvector", "qdrant", "qdrant-http", "lancedb")
@@ -64,7 +66,7 @@ class Database(ABC):
     def rows(self) -> Rows: ...
 
     def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:
-        """By id, the sparse vector of a row (index → weight) and its multi-vector, of a table that holds them."""
+        """By id, those of a row's dense, sparse (index → weight) and multi-vectors that the table holds."""
         raise NotImplementedError
 
     @abstractmethod
@@ -94,6 +96,15 @@ class Postgres(Database):
     def rows(self) -> Rows:
         found = self.connection.execute(f"SELECT id, embedding::real[], metadata FROM {self.table}").fetchall()
         return {row[0]: (np.array(row[1], np.float32), row[2]) for row in found}
+
+    def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:
+        found: dict[RecordId, dict[str, Any]] = {}
+        for label, row in self.connection.execute(f"SELECT id, to_jsonb(t) FROM {self.table} t").fetchall():
+            found[label] = {"dense": json.loads(row["embedding"])} if "embedding" in row else {}
+            if "sparse" in row:  # such as {2:0.5,8:0.25}/99, counted from 1
+                pairs = re.findall(r"(\d+):([\d.]+)", row["sparse"])
+                found[label]["sparse"] = {int(index) - 1: float(weight) for index, weight in pairs}
+        return found
 
     def drop_connections(self) -> None:
         """End all connections but the test's own."""

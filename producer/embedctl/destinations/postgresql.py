@@ -8,9 +8,10 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
-from embedctl.destinations.postgresql_copy import COLUMNS, encoded
+from embedctl.destinations.postgresql_copy import encoded
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import DestinationRefused, MissingExtra, OutputError, SettingsError
+from embedctl_config.outputs import Output
 from embedctl_config.record_ids import IdType, RecordId, of_sql
 from embedctl_config.settings import Settings
 
@@ -19,7 +20,7 @@ try:
     from psycopg import sql
 
     from embedctl.destinations.postgresql_errors import explained, reason
-    from embedctl.destinations.postgresql_table import checked_columns, vector_type
+    from embedctl.destinations.postgresql_table import checked_columns, vector_columns
 except ImportError as error:
     raise MissingExtra("pgvector", "postgresql://") from error
 
@@ -36,8 +37,11 @@ _FETCHED = 20_000
 
 
 class PostgresTable(Destination):
-    """A table with the columns id (unique; text, bigint, uuid, numeric, bytea or date), embedding (vector or halfvec),
-    source (bytea) and metadata (jsonb: kept fields). Columns that are not ours stay as they are."""
+    """A table with the columns id (unique; text, bigint, uuid, numeric, bytea or date), embedding (vector or halfvec)
+    and sparse (sparsevec), each if the contract has these vectors, source (bytea) and metadata (jsonb: kept fields).
+    Columns that are not ours stay as they are."""
+
+    outputs = (Output.DENSE, Output.SPARSE)
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         table = url.needed("table").split(".")
@@ -91,16 +95,16 @@ class PostgresTable(Destination):
             yield from cursor.execute(sql.SQL("SELECT id, source FROM {} WHERE id IS NOT NULL").format(self._table))
 
     def write(self, batch: Batch) -> None:
-        if batch.kept is not None and len(self._columns) < len(COLUMNS):
+        if batch.kept is not None and "metadata" not in self._columns:
             raise OutputError(f"{self.name}: kept fields need a column metadata of the type jsonb, or omit --keep")
         with self._transaction() as cursor:
             has_triggers = self._lock(cursor)
             if self._is_fresh and not has_triggers and self._added(cursor, batch):
                 return
             cursor.execute(
-                sql.SQL(
-                    "CREATE TEMP TABLE {} (id {}, embedding {}, source bytea, metadata jsonb) ON COMMIT DROP"
-                ).format(_BATCH, self._id_type, self._type())
+                sql.SQL("CREATE TEMP TABLE {} (id {}, {}, source bytea, metadata jsonb) ON COMMIT DROP").format(
+                    _BATCH, self._id_type, self._vectors()
+                )
             )
             self._copy(cursor, _BATCH, batch)
             fewer = cursor.execute(self._upsert()).rowcount < len(batch)  # than that were the same already?
@@ -152,8 +156,12 @@ class PostgresTable(Destination):
     def _id_type(self) -> sql.SQL:
         return sql.SQL(self.id_type.sql)
 
-    def _type(self) -> sql.Composed:
-        return sql.SQL("{}({})").format(sql.SQL(vector_type(self._contract)), sql.Literal(self._contract.dim))
+    def _vectors(self) -> sql.Composed:
+        """The columns of vectors, as a table is made with them."""
+        return _COMMA.join(
+            sql.SQL("{} {}({}) NOT NULL").format(sql.Identifier(name), sql.SQL(kind), sql.Literal(size))
+            for name, (kind, size) in vector_columns(self._contract).items()
+        )
 
     def _added(self, cursor: psycopg.Cursor[Any], batch: Batch) -> bool:
         """Copy a batch into the table itself, which takes half the time; whether that was possible."""
@@ -204,12 +212,12 @@ class PostgresTable(Destination):
     def _opened(self, cursor: psycopg.Cursor[Any]) -> bool:
         """Make what is missing, and check what is there. It all becomes visible at once."""
         if not self._find(cursor):
-            if not self._contract.dim:
+            if not self._contract.is_sized:
                 return False
             self._make_extension(cursor)
-            columns = "id {}, embedding {} NOT NULL, metadata jsonb, source bytea, PRIMARY KEY (id) INCLUDE (source)"
+            columns = "id {}, {}, metadata jsonb, source bytea, PRIMARY KEY (id) INCLUDE (source)"
             self.id_type = IdType.named(self._contract.ids)
-            made = sql.SQL("CREATE TABLE {} (" + columns + ")").format(self._table, self._id_type, self._type())
+            made = sql.SQL("CREATE TABLE {} (" + columns + ")").format(self._table, self._id_type, self._vectors())
             cursor.execute(made)
             self._find(cursor)
         holds_rows = cursor.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(self._table)).rowcount > 0
@@ -217,7 +225,7 @@ class PostgresTable(Destination):
         found = self._found_contract(cursor)
         if found is not None or holds_rows:
             self._contract.refuse_other(found, self.name)
-        elif self._contract.dim:
+        elif self._contract.is_sized:
             query = sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)')
             facts = self._number, self._contract.text, self._contract.digest
             cursor.execute(query.format(_beside_values(self._contracts)), facts)

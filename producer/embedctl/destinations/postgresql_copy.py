@@ -6,11 +6,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from datetime import date
 from decimal import Decimal
+from itertools import chain, repeat
 from uuid import UUID
 
 import numpy as np
 
-from embedctl.destinations.interface import Batch
+from embedctl.destinations.interface import Batch, Stored
+from embedctl.waiting.shapes import SparseVectors
 from embedctl_config.errors import MissingExtra
 from embedctl_config.record_ids import RecordId
 
@@ -20,36 +22,60 @@ try:
 except ImportError as error:
     raise MissingExtra("pgvector", "postgresql://") from error
 
-#: The columns that are ours, in their order. A table of somebody else may lack the last one.
-COLUMNS = ("id", "embedding", "source", "metadata")
 #: Rows that are sent together; the size of a value that is null; the first byte of a jsonb.
 _BLOCK, _NULL, _JSONB = 500, b"\xff\xff\xff\xff", b"\x01"
 
 
 def encoded(batch: Batch, columns: Sequence[str]) -> Iterator[bytes]:
     """Rows in PostgreSQL's binary format, in which each value follows its size. psycopg makes them half as fast."""
-    dim = batch.vectors.shape[1]
-    # pgvector's: the dimensions, two bytes for later use, and the components.
-    kind = np.dtype(
-        [("size", ">i4"), ("dim", ">i2"), ("unused", ">i2"), ("vector", batch.vectors.dtype.newbyteorder(">"), (dim,))]
-    )
-    begin, size_of = len(columns).to_bytes(2, "big"), struct.Struct(">i").pack
     yield b"PGCOPY\n\xff\r\n\0" + bytes(8)
+    begin = repeat(len(columns).to_bytes(2, "big"))
     for at in range(0, len(batch), _BLOCK):
         part = batch.part(slice(at, at + _BLOCK))
-        vectors = np.zeros(len(part), kind)
-        vectors["size"], vectors["dim"], vectors["vector"] = kind.itemsize - 4, dim, part.vectors
-        data, pieces = vectors.tobytes(), list[bytes]()
-        kept: Sequence[str | None] = part.kept or [None] * len(part)
-        for row, ((label, source), fields) in enumerate(zip(part.rows, kept, strict=True)):
-            name = _binary(label)
-            pieces += begin, size_of(len(name)), name, data[row * kind.itemsize : (row + 1) * kind.itemsize]
-            pieces += (_NULL,) if source is None else (size_of(len(source)), source)
-            if columns == COLUMNS:
-                value = None if fields is None else _JSONB + fields.encode()
-                pieces += (_NULL,) if value is None else (size_of(len(value)), value)
-        yield b"".join(pieces)
+        values = [_values(part, column) for column in columns]
+        yield b"".join(chain.from_iterable(zip(begin, *values, strict=False)))
     yield b"\xff\xff"
+
+
+def _values(batch: Batch, column: str) -> Iterator[bytes]:
+    """A value for each row, after its size."""
+    if column == "embedding":
+        yield from _dense(batch.vectors)
+    elif column == "sparse" and batch.sparse is not None:
+        yield from _sparse(batch.sparse)
+    elif column == "id":
+        yield from (_sized(_binary(label)) for label in batch.ids)
+    elif column == "source" and batch.sources is not None:
+        yield from map(_sized, batch.sources)
+    elif column == "metadata" and batch.kept is not None:
+        yield from (_sized(_JSONB + fields.encode()) for fields in batch.kept)
+    else:
+        yield from repeat(_NULL, len(batch))
+
+
+def _sized(value: bytes) -> bytes:
+    return len(value).to_bytes(4, "big") + value
+
+
+def _dense(vectors: Stored) -> Iterator[bytes]:
+    """pgvector's: the dimensions, two bytes for later use, and the components."""
+    dim = vectors.shape[1]
+    kind = np.dtype(
+        [("size", ">i4"), ("dim", ">i2"), ("unused", ">i2"), ("vector", vectors.dtype.newbyteorder(">"), (dim,))]
+    )
+    rows = np.zeros(len(vectors), kind)
+    rows["size"], rows["dim"], rows["vector"] = kind.itemsize - 4, dim, vectors
+    data = rows.tobytes()
+    return (data[at : at + kind.itemsize] for at in range(0, len(data), kind.itemsize))
+
+
+def _sparse(rows: SparseVectors) -> Iterator[bytes]:
+    """pgvector's: the dimensions, how many of them have a value, four bytes for later use, their indices, which count
+    from 0 here and from 1 in a text, and the values."""
+    indices, values = rows.indices.astype(">i4").tobytes(), rows.weights.astype(">f4").tobytes()
+    for count, first in zip(rows.counts.tolist(), rows.starts[:-1].tolist(), strict=True):
+        at = slice(4 * first, 4 * (first + count))
+        yield struct.pack(">4i", 12 + 8 * count, rows.width, count, 0) + indices[at] + values[at]
 
 
 def _binary(label: RecordId) -> bytes:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.postgresql_copy import COLUMNS
 from embedctl_config.errors import OutputError
+from embedctl_config.outputs import Output
 
 if TYPE_CHECKING:
     import psycopg
 
 
-def vector_type(contract: Contract) -> LiteralString:
-    return "halfvec" if contract.dtype == "float16" else "vector"
+def vector_columns(contract: Contract) -> dict[str, tuple[LiteralString, int]]:
+    """pgvector's type, and the size as the contract has it, of each column of vectors."""
+    dense: LiteralString = "halfvec" if contract.dtype == "float16" else "vector"
+    kinds = {Output.DENSE: ("embedding", dense), Output.SPARSE: ("sparse", "sparsevec")}
+    return {kinds[output][0]: (kinds[output][1], size) for output, size in contract.sizes.items()}
 
 
 def checked_columns(
@@ -27,10 +30,12 @@ def checked_columns(
         (number,),
     ).fetchall()
     types: dict[str, str] = {column: kind.rpartition(".")[2] for column, kind in rows}
-    kind = vector_type(contract)
-    # Of any length, while that is not known.
-    sized = f"{kind}({contract.dim})" if contract.dim else types.get("embedding", "")
-    expected = {"source": ("bytea",), "embedding": (sized, kind) if sized.startswith(kind) else (kind,)}
+    expected: dict[str, tuple[str, ...]] = {"source": ("bytea",)}
+    vectors = vector_columns(contract)
+    for column, (kind, size) in vectors.items():
+        # Of any length, while that is not known.
+        sized = f"{kind}({size})" if size else types.get(column, "")
+        expected[column] = (sized, kind) if sized.startswith(kind) else (kind,)
     for column, allowed in expected.items():
         if types.get(column) not in allowed:
             raise OutputError(
@@ -50,4 +55,5 @@ def checked_columns(
             f"{name}: the column id is not unique by its very characters: make it so with ALTER TABLE … ADD "
             "UNIQUE (id), not deferrable, and with a deterministic collation"
         )
-    return types.get("id", "none"), COLUMNS[: 4 if types.get("metadata") == "jsonb" else 3]
+    metadata = ("metadata",) if types.get("metadata") == "jsonb" else ()
+    return types.get("id", "none"), ("id", *vectors, "source", *metadata)

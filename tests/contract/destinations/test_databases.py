@@ -20,7 +20,7 @@ from embedctl_config.errors import OtherContract, OutputError, SettingsError
 from embedctl_config.outputs import Output
 from embedctl_config.record_ids import IdType, RecordId
 from tests.support.database_rows import OTHER, compared, deleted, holds_rows, missing_deleted, rows_of, written
-from tests.support.databases import CONTRACT, DIM, MULTI, Database, assert_holds, batch, with_outputs
+from tests.support.databases import CONTRACT, DIM, MULTI, SPARSE, Database, assert_holds, batch, with_outputs
 
 #: Spellings that a database, or a language for queries, may take for something else.
 AWKWARD = [
@@ -193,24 +193,38 @@ def test_float16(table: Database) -> None:
     assert not np.array_equal(vectors, whole.vectors)
 
 
-@pytest.mark.parametrize("table", ["qdrant"], indirect=True)
-@pytest.mark.parametrize("outputs", [["dense", "sparse"], ["sparse"], ["dense", "sparse", "multi"], ["multi"]])
-def test_rows_hold_the_outputs_of_the_contract(table: Database, outputs: list[str]) -> None:
-    rows, contract = with_outputs(batch(["a", "b"]), outputs)
-    written(table, rows, rows, contract=contract)
-    found = table.other_vectors()
-    for output, of_rows in {"sparse": [{1: 0.5, 7: 0.25}, {3: 2.0}], "multi": MULTI}.items():
-        there = [found[label].get(output) for label in rows.ids]
-        assert there == (of_rows if output in outputs else [None, None])
+@pytest.mark.parametrize(
+    ("table", "outputs"),
+    [
+        *(("qdrant", each) for each in ["dense sparse", "sparse", "dense sparse multi", "multi"]),
+        *(("pgvector", each) for each in ["dense sparse", "sparse"]),
+    ],
+    indirect=["table"],
+)
+def test_rows_hold_the_outputs_of_the_contract(table: Database, outputs: str) -> None:
+    rows, contract = with_outputs(batch(["a", "b"]), outputs.split())
+    swapped = dataclasses.replace(rows, ids=["b", "a"])
+    for batches in ([rows], [rows, rows], [swapped]):
+        written(table, *batches, contract=contract)
+        found = table.other_vectors()
+        assert len(found) == 2
+        for row, label in enumerate(batches[0].ids):
+            assert found[label].keys() == set(outputs.split())
+            assert found[label].get("dense", []) == pytest.approx(rows.vectors[row])
+            assert found[label].get("sparse", SPARSE[row]) == SPARSE[row]
+            assert found[label].get("multi", MULTI[row]) == MULTI[row]
     assert holds_rows(table, dataclasses.replace(contract, dim=0, sparse_dim=0, multi_dim=0))
     with pytest.raises(OtherContract):
         holds_rows(table, dataclasses.replace(contract, sparse_dim=98, multi_dim=5))
+    with table.delivery(contract) as destination:
+        assert destination.delete([rows.rows[0], swapped.rows[0]]) == 1
+    assert table.other_vectors().keys() == {"a"}
 
 
-@pytest.mark.parametrize("table", ["pgvector", "lancedb"], indirect=True)
-def test_outputs_that_a_table_can_t_hold_are_refused(table: Database) -> None:
-    with pytest.raises(SettingsError, match="can't hold sparse vectors"):
-        table.destination().refuse_outputs([Output.DENSE, Output.SPARSE])
+@pytest.mark.parametrize(("table", "lacking"), [("pgvector", "multi"), ("lancedb", "sparse")], indirect=["table"])
+def test_outputs_that_a_table_can_t_hold_are_refused(table: Database, lacking: str) -> None:
+    with pytest.raises(SettingsError, match=f"can't hold {lacking} vectors"):
+        table.destination().refuse_outputs([Output.DENSE, Output(lacking)])
 
 
 def test_rows_are_deleted_if_they_are_still_as_they_were_read(table: Database) -> None:

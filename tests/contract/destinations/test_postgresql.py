@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +20,12 @@ import pytest
 from embedctl.destinations import writing
 from embedctl.destinations.registry import destination_of
 from embedctl.sync.comparison import Limit
+from embedctl.waiting.shapes import SparseVectors
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
 from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 from tests.support.database_rows import OTHER, compared, holds_rows, missing_deleted, refused, rows_of, written
-from tests.support.databases import CONTRACT, DIM, Postgres, assert_holds, batch, postgres_server
+from tests.support.databases import CONTRACT, DIM, Postgres, assert_holds, batch, postgres_server, with_outputs
 from tests.support.waiting import eventually
 
 
@@ -60,6 +62,21 @@ def test_postgres_refuses_ids_that_it_can_not_hold_and_takes_the_others(in_postg
         found = list(writing.write(destination, rows))
     assert [(each.position, each.id) for each in found] == [(60, label)]
     assert_holds(in_postgres, rows.part(np.array([*range(60), 61])))
+
+
+def test_a_sparse_vector_of_too_many_values_is_refused_alone(in_postgres: Postgres) -> None:
+    """pgvector holds 16,000 of them."""
+    counts = np.array([0, 16_001, 16_000])
+    indices = np.concatenate([np.arange(count, dtype=np.uint32) for count in counts])
+    sparse = SparseVectors(20_000, counts, indices, np.ones(len(indices), np.float32))
+    rows, contract = with_outputs(batch(["none", "more", "most"]), ["sparse"])
+    with in_postgres.delivery(replace(contract, sparse_dim=20_000)) as destination:
+        (found,) = writing.write(destination, replace(rows, sparse=sparse))
+    assert (found.id, "more than 16000 non-zero elements" in found.reason) == ("more", True)
+    assert {label: len(row["sparse"]) for label, row in in_postgres.other_vectors().items()} == {
+        "none": 0,
+        "most": 16_000,
+    }
 
 
 @pytest.mark.usefixtures("no_pauses")
