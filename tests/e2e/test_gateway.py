@@ -156,7 +156,8 @@ def test_wrong_requests_are_refused_with_all_four_fields(http: httpx2.Client, st
 
 
 @pytest.mark.client(
-    "raw HTTP", "TEI's `/embed`, `/` and `/info`, HF Infinity's `/predict` with `x-compute-time`, infinity's paths"
+    "raw HTTP",
+    "TEI's `/embed`, `/embed_sparse`, `/`, `/info`, HF Infinity's `/predict` with `x-compute-time`, infinity's paths",
 )
 def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_worker: StartWorker) -> None:
     start_worker()
@@ -171,6 +172,12 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_wo
     assert left.json() != right.json()
     raw = http.post("/embed", json={"inputs": TEXTS[0], "normalize": False, "prompt_name": None})
     assert np.linalg.norm(raw.json()) != pytest.approx(1, abs=1e-3)
+    many = http.post("/embed_sparse", json={"inputs": ["red green red", *["blue"] * 40], "truncate": True})
+    assert float(many.headers["x-compute-time"]) >= 0
+    counts = [sorted(round(np.expm1(pair["value"])) for pair in row) for row in many.json()]
+    assert counts == [[1, 2], *[[1]] * 40], "the dummy's weights are ln(1 + how often a word occurs)"
+    assert (one := http.post("/embed_sparse", json={"inputs": "blue"}).json()) == many.json()[-1:]
+    assert isinstance(one[0][0]["index"], int)
     facts = http.get("/info").json()
     assert (facts["model_id"], facts["max_input_length"], facts["model_dtype"]) == ("dummy", 256, "float32")
     assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
@@ -188,6 +195,10 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_wo
             ({"inputs": "a", "truncate": "yes"}, 422, "Validation"),
             ({"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
         )
+    ]
+    refused += [
+        (http.post("/embed_sparse", json=fields), status, "Validation")
+        for fields, status in (({"inputs": "a", "normalize": True}, 422), ({"inputs": "word " * 300}, 413))
     ]
     for answer, status, kind in refused:
         assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text

@@ -82,6 +82,7 @@ def requests_of(token: str, ids: Sequence[str]) -> list[bytes]:
         ("POST /v1/embeddings", _json({"model": "dummy", "input": "a text"})),
         ("POST /embeddings", _json({"model": "dummy", "input": ["a", "b"], "encoding_format": "base64"})),
         ("POST /embed", _json({"inputs": ["a"], "normalize": False})),
+        ("POST /embed_sparse", _json({"inputs": ["a"], "truncate": True})),
         ("POST /predict", _json({"inputs": ["a"]})),
         ("POST /v1/jobs", _json({"model": "dummy", "dry_run": True})),
         ("POST /v1/batches", _json({"input_file_id": ids[0], "endpoint": "/v1/embeddings", "completion_window": "1h"})),

@@ -62,6 +62,8 @@ BODY_S = 30.0
 MAX_TOKENS = 300_000
 #: About as many bytes of an answer a component takes as text, with its comma.
 _BYTES_PER_NUMBER = 13
+#: The same of a weight of a sparse vector, with its index and the names of both.
+_BYTES_PER_WEIGHT = 40
 #: Threads that move the bytes of files, and how many of them move those of one tenant at once.
 _MOVERS, _FOR_EACH = 8, 2
 #: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
@@ -239,6 +241,8 @@ class Call:
             embedded = await self.gateway.embedder.embed(asked, served, self.tenant, self._taking(len(asked.texts)))
         except NoRoom as error:
             raise self.gateway.admission.refusal(error) from None
+        if embedded.sparse is not None:  # only now it is known how many there are
+            self.hold(len(embedded.sparse.indices) * _BYTES_PER_WEIGHT)
         self.gateway.telemetry.embedded(served.name, len(asked.texts), embedded.tokens)
         return embedded
 
@@ -363,6 +367,9 @@ async def _disconnected(request: Request) -> None:
 def check_sizes(asked: Asked, served: Served) -> None:
     """Refuse more than a model or a request can have. A gateway has no tokenizer, so it estimates tokens from bytes, up
     to those that the model takes of a text."""
+    if asked.output not in served.outputs:
+        gives = " and ".join(served.outputs)
+        refuse(f"{served.name} gives no {asked.output} vectors, but {gives}", "output_not_given", "model")
     if asked.dimensions is not None and asked.dimensions > served.dim:
         refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")
     if asked.dimensions not in (None, served.dim) and not served.matryoshka:

@@ -49,6 +49,9 @@ def _list_of(name: str) -> dict[str, Any]:
     )
 
 
+_TRUNCATE = _or_null(type="boolean", description="encode the beginning of a text that is too long")
+_SIDE = {"enum": ["right", "Right", "left", "Left", None]}
+_PROMPT_NAME = _or_null(type="string", minLength=1, maxLength=LONGEST_PROMPT_NAME)
 _ID = {"type": "string"}
 _ID_OF_FILE = {"type": "string", "pattern": "^(file-[0-9a-f]{24})?$"}
 _ID_OF_BATCH = {"type": "string", "pattern": "^(batch_[0-9a-f]{24})?$"}
@@ -262,15 +265,29 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             "inputs",
             inputs=TEXTS,
             normalize=_or_null(type="boolean", description="true by default"),
-            truncate=_or_null(type="boolean", description="encode the beginning of a text that is too long"),
-            truncation_direction={"enum": ["right", "Right", "left", "Left", None]},
-            prompt_name=_or_null(type="string", minLength=1, maxLength=LONGEST_PROMPT_NAME),
+            truncate=_TRUNCATE,
+            truncation_direction=_SIDE,
+            prompt_name=_PROMPT_NAME,
             dimensions=_or_null(type="integer", minimum=1),
+        ),
+        **_NOTHING_ELSE,
+    },
+    "EmbedSparseRequest": {
+        **_object(
+            "inputs",
+            inputs=TEXTS,
+            truncate=_TRUNCATE,
+            truncation_direction=_SIDE,
+            prompt_name=_PROMPT_NAME,
         ),
         **_NOTHING_ELSE,
     },
     "PredictRequest": {**_object("inputs", inputs=TEXTS), **_NOTHING_ELSE},
     "Vectors": {"type": "array", "items": _VECTOR},
+    "SparseVectors": {
+        "type": "array",
+        "items": {"type": "array", "items": _object("index value", index=_WHOLE, value={"type": "number"})},
+    },
     "Info": _object("model_id max_input_length max_client_batch_size version", model_id={"type": "string"}),
     "Status": _object("status", status={"type": "string"}),
     "Error": _object(
@@ -337,6 +354,7 @@ CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None], ...]
         "StepAnswer",
     ),
     ("POST", "/embed", EMBED, "Vectors, as TEI gives them", "EmbedRequest", "Vectors"),
+    ("POST", "/embed_sparse", EMBED, "Sparse vectors, as TEI gives them", "EmbedSparseRequest", "SparseVectors"),
     ("GET", "/info", ANY, "The model of the calls that name none, as TEI describes it", None, "Info"),
     ("POST", "/predict", EMBED, "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors"),
     ("GET", "/health", OPEN, "Whether the process answers", None, "Status"),
@@ -347,7 +365,7 @@ CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None], ...]
     ("GET", "/docs", OPEN, "These calls, for people", None, "Page"),
 )
 #: The calls whose errors have TEI's form.
-_TEI = ("/", "/embed", "/info", "/predict")
+_TEI = ("/", "/embed", "/embed_sparse", "/info", "/predict")
 #: The verbs of the keys that may make each call, by its method and its path without /v1.
 MAY: Mapping[tuple[str, str], tuple[str, ...]] = {
     (method, path.removeprefix("/v1")): verbs for method, path, verbs, *_ in CALLS

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from itertools import pairwise
 from typing import Any
 
+import orjson
 from starlette.responses import JSONResponse, Response
 
 from embedctl.destinations.answers import as_floats
 from embedctl.jobs.options import Long
+from embedctl.waiting.shapes import SparseVectors
 from embedctl_config import __version__
+from embedctl_config.outputs import Output
 from embedctl_gateway.calls.common import MAX_TOKENS, ROWS, Call, answered
 from embedctl_gateway.calls.openapi import check_known
 from embedctl_gateway.embedding.embedder import Asked, Embedded
@@ -23,12 +27,22 @@ _CUTS: Mapping[object, Long] = {
     **dict.fromkeys(("right", "Right"), "cut-right"),
     **dict.fromkeys(("left", "Left"), "cut-left"),
 }
+#: So many weights of sparse vectors take about as long to write as a dense vector.
+_WEIGHTS_OF_ROW = 50
 
 
 async def embed(call: Call) -> Response:
+    return await _answer(call, "EmbedRequest", Output.DENSE)
+
+
+async def embed_sparse(call: Call) -> Response:
+    return await _answer(call, "EmbedSparseRequest", Output.SPARSE)
+
+
+async def _answer(call: Call, schema: str, output: Output) -> Response:
     began = time.perf_counter()
     fields = await call.fields(embeds=True)
-    asked = _asked(fields)
+    asked = _asked(fields, schema, output)
     del fields
     embedded = await call.embed(asked)
     ms = f"{(time.perf_counter() - began) * 1000:.0f}"
@@ -39,7 +53,10 @@ async def embed(call: Call) -> Response:
         "x-compute-characters": str(sum(map(len, asked.texts))),
         "x-compute-tokens": str(embedded.tokens),
     }
-    return await answered(_array(embedded), len(asked.texts), headers)
+    if embedded.sparse is None:
+        return await answered(_array(embedded), len(asked.texts), headers)
+    rows = max(len(asked.texts), len(embedded.sparse.indices) // _WEIGHTS_OF_ROW)
+    return await answered(_sparse_array(embedded.sparse), rows, headers)
 
 
 async def predict(call: Call) -> Response:
@@ -73,8 +90,8 @@ async def info(call: Call) -> Response:
     )
 
 
-def _asked(fields: Mapping[str, Any]) -> Asked:
-    check_known(fields, "EmbedRequest")
+def _asked(fields: Mapping[str, Any], schema: str, output: Output) -> Asked:
+    check_known(fields, schema)
     side, prompt_name = fields.get("truncation_direction"), fields.get("prompt_name")
     if not isinstance(side, str | None) or side not in _CUTS:
         refuse("truncation_direction is neither left nor right", "invalid_value", "truncation_direction")
@@ -88,6 +105,7 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
         _CUTS[side] if truncate else "error",
         normalize=normalize,
         prompt_name=prompt_name,
+        output=output,
     )
 
 
@@ -108,4 +126,14 @@ async def _array(embedded: Embedded) -> AsyncIterator[bytes]:
     yield b"["
     for at in range(0, len(embedded.vectors), ROWS):
         yield (b"," if at else b"") + b",".join(as_floats(row) for row in embedded.vectors[at : at + ROWS])
+    yield b"]"
+
+
+async def _sparse_array(found: SparseVectors) -> AsyncIterator[bytes]:
+    yield b"["
+    starts = found.starts.tolist()
+    for row, (first, end) in enumerate(pairwise(starts)):
+        pairs = zip(found.indices[first:end].tolist(), found.weights[first:end], strict=True)
+        line = [{"index": index, "value": weight} for index, weight in pairs]
+        yield (b"," if row else b"") + orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)  # float32, as it is
     yield b"]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from embedctl.common.daemons import for_nobody
@@ -16,6 +16,7 @@ from embedctl.store.workers import OFFERS_S
 from embedctl_config import keys
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.model_names import did_you_mean
+from embedctl_config.outputs import PLAIN
 from embedctl_config.settings import Settings, check_model_name
 from embedctl_gateway.http.refusals import Refusal, invalid, unavailable
 
@@ -29,7 +30,8 @@ _RENEWED_S = OFFERS_S / 2
 class Served:
     """A model that live workers serve: in which precision, the most accurate one, and of how many dimensions. Texts
     longer than `max_tokens` are truncated; 0 if the model has no limit, or no worker says so. `spelling_of` is the
-    model's name, if this one is another spelling of it; else empty. `matryoshka`: whether vectors can be cut."""
+    model's name, if this one is another spelling of it; else empty. `matryoshka`: whether vectors can be cut.
+    `outputs`: what it gives of a text."""
 
     name: str
     precision: str
@@ -37,6 +39,7 @@ class Served:
     max_tokens: int
     spelling_of: str
     matryoshka: bool = True
+    outputs: Sequence[str] = PLAIN
 
 
 class Catalogue:
@@ -88,7 +91,9 @@ class Catalogue:
         for (hardware, name, precision), offer in sorted(offers.items()):
             if not self._takes(hardware):
                 continue
-            one = Served(name, precision, offer.dim, offer.max_tokens, offer.spelling_of, offer.matryoshka)
+            one = Served(
+                name, precision, offer.dim, offer.max_tokens, offer.spelling_of, offer.matryoshka, offer.outputs
+            )
             if name not in found or _rank(one) < _rank(found[name]):
                 found[name] = one
         if not found and (full := self._broker.connection.full_bytes()):

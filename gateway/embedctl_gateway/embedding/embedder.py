@@ -20,7 +20,9 @@ from embedctl.queueing.listening import in_shared_thread
 from embedctl.store.ledger import Ledger, Taking, taken_with_job
 from embedctl.store.scripts import ScriptCall
 from embedctl.waiting.results import Vectors
+from embedctl.waiting.shapes import SparseVectors
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.outputs import Output
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import INTERACTIVE
 from embedctl_gateway.embedding.catalogue import Served
@@ -51,16 +53,18 @@ class Asked:
     long: Long = "cut"
     normalize: bool = True
     prompt_name: str | None = None
+    output: Output = Output.DENSE
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
     """The answer to a request: vectors (float32, texts × dimensions), how many tokens of all texts were encoded, and
-    the texts of which only the first tokens were, in order."""
+    the texts of which only the first tokens were, in order. `sparse` are the vectors of a request for sparse ones."""
 
     vectors: Vectors
     tokens: int
     truncations: list[TruncatedRecord]
+    sparse: SparseVectors | None = None
 
 
 class Embedder:
@@ -139,6 +143,7 @@ class Embedder:
             normalize=asked.normalize,
             prompt_name=asked.prompt_name,
             dimensions=asked.dimensions,
+            vectors=asked.output,
             ttl=RESULT_TTL_S,
             count_tokens=True,
             tenant=tenant,
@@ -152,18 +157,20 @@ async def _read(job: AsyncJob, count: int) -> Embedded:
     vectors: Vectors | None = None
     tokens = read = 0
     truncations: list[TruncatedRecord] = []
+    sparse: list[SparseVectors] = []
     for chunk in await job.results():
         if chunk.errors:
             raise refusal_of_record(chunk.errors[0], count)
         if vectors is None:
             vectors = np.empty((count, chunk.vectors.shape[1]), np.float32)
         vectors[chunk.positions] = chunk.vectors
+        sparse += [] if chunk.sparse is None else [chunk.sparse]
         tokens += 0 if chunk.tokens is None else int(chunk.tokens.sum())
         truncations += chunk.truncations
         read += len(chunk.positions)
     if vectors is None or read < count:
         raise unavailable("the request's job was ended by somebody else", "stopped")
-    return Embedded(vectors, tokens, truncations)
+    return Embedded(vectors, tokens, truncations, SparseVectors.joined(sparse) if sparse else None)
 
 
 async def _give_up(submitting: asyncio.Task[AsyncJob]) -> None:

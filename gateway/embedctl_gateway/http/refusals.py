@@ -137,7 +137,11 @@ def as_openai(refusal: Refusal) -> Response:
 
 
 #: The statuses and types that TEI has for what OpenAI gives codes.
-_OF_CODE = {"empty_input": (400, "Empty"), "context_length_exceeded": (413, "Validation")}
+_OF_CODE = {
+    "empty_input": (400, "Empty"),
+    "context_length_exceeded": (413, "Validation"),
+    "output_not_given": (424, "Backend"),
+}
 _OF_STATUS = {400: (422, "Validation"), 429: (429, "Overloaded"), 500: (424, "Backend"), 503: (503, "Unhealthy")}
 
 

@@ -81,6 +81,7 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("GET", "/jobs/{id}/chunks/{chunk}/{what}", jobs.chunk, as_openai),
     ("POST", "/jobs/{id}/steps/{step}", jobs.step, as_openai),
     ("POST", "/embed", tei.embed, as_tei),
+    ("POST", "/embed_sparse", tei.embed_sparse, as_tei),
     ("POST", "/", tei.embed, as_tei),
     ("GET", "/info", tei.info, as_tei),
     ("POST", "/predict", tei.predict, as_tei),

@@ -20,12 +20,13 @@ from embedctl_config.errors import (
     SettingsError,
     WaitTimeout,
 )
+from embedctl_config.outputs import Output
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.admission import Admission, Held
 from embedctl_gateway.calls.common import MAX_TOKENS, check_sizes
 from embedctl_gateway.embedding.catalogue import Served
 from embedctl_gateway.embedding.embedder import Asked
-from embedctl_gateway.http.refusals import Refusal, refusal_of
+from embedctl_gateway.http.refusals import Refusal, as_tei, refusal_of
 
 
 def test_a_missing_extra_is_named() -> None:
@@ -87,6 +88,15 @@ def test_tokens_are_estimated_up_to_those_that_the_model_takes() -> None:
         with pytest.raises(Refusal) as refused:
             check_sizes(Asked(texts), Served("m", "fp32", 16, most, ""))
         assert (refused.value.code, f"{MAX_TOKENS:,}" in refused.value.message) == ("max_tokens_per_request", True)
+
+
+def test_a_model_is_asked_for_what_it_gives() -> None:
+    splade, plain = Served("m", "fp32", 0, 256, "", outputs=("sparse",)), Served("m", "fp32", 16, 256, "")
+    check_sizes(Asked(["a"], output=Output.SPARSE), splade)
+    for asked, served in ((Asked(["a"], dimensions=4), splade), (Asked(["a"], output=Output.SPARSE), plain)):
+        with pytest.raises(Refusal, match=rf"m gives no {asked.output} vectors, but {served.outputs[0]}$") as refused:
+            check_sizes(asked, served)
+        assert (refused.value.status, as_tei(refused.value).status_code) == (400, 424)
 
 
 @pytest.mark.parametrize(
