@@ -232,6 +232,11 @@ class Lance(Database):
             for label, vector, kept in zip(*columns, strict=True)
         }
 
+    def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:
+        kinds = {"embedding": "dense", "multi": "multi"}
+        found = self.opened().to_arrow().to_pylist()
+        return {row["id"]: {kinds[name]: row[name] for name in kinds.keys() & row.keys()} for row in found}
+
     def exists(self) -> bool:
         return (self.folder / f"{self.table}.lance").exists()
 

@@ -14,9 +14,12 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
 
-from embedctl.destinations.interface import Batch, Contract, Destination, Row, source_of_text
+import numpy as np
+
+from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored, source_of_text
 from embedctl.destinations.unfinished import check_folder, locked
 from embedctl.destinations.urls import DestinationUrl
+from embedctl.waiting.shapes import MultiVectors
 from embedctl_config import durable
 from embedctl_config.errors import (
     DestinationRefused,
@@ -26,6 +29,7 @@ from embedctl_config.errors import (
     OutputError,
     SettingsError,
 )
+from embedctl_config.outputs import Output
 from embedctl_config.record_ids import MAX_DIGITS, IdType, RecordId
 from embedctl_config.settings import Settings
 
@@ -55,14 +59,15 @@ _MOST_ADDED = 1_000_000
 
 
 class LanceTable(Destination):
-    """A table with the columns id (of the type of the ids), embedding (float32 or float16), metadata (kept fields as
-    JSON) and source (hexadecimal text).
+    """A table with the columns id (of the type of the ids), embedding and multi (float32 or float16; each if the
+    contract has these vectors), metadata (kept fields as JSON) and source (hexadecimal text).
 
     The lock is a file beside the table, `.TABLE.lock`.
     """
 
     #: Each write makes a version of the table, and reads all its ids.
     batch_records = 25_000
+    outputs = (Output.DENSE, Output.MULTI)
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         url.only("table")
@@ -90,7 +95,7 @@ class LanceTable(Destination):
             check_folder(next(each for each in (folder, *folder.parents) if each.exists()), self.name)
             return False
         with self._explained():
-            if not contract.dim and not (self._folder / f"{self._table_name}.lance").is_dir():
+            if not contract.is_sized and not (self._folder / f"{self._table_name}.lance").is_dir():
                 return False
             self._folder.mkdir(parents=True, exist_ok=True)
             self._stack.close()  # of a try that failed
@@ -107,7 +112,7 @@ class LanceTable(Destination):
                 )
             contract.refuse_other(found, self.name)
             self.take_ids(IdType.named(found.ids if found else ""), contract)
-            if contract.dim:
+            if contract.is_sized:
                 self._check_columns(contract)
             # Also what a process left that died before it had synced it.
             self._sync()
@@ -207,7 +212,7 @@ class LanceTable(Destination):
             if "was not found" not in str(error):
                 raise
         # There may be a folder of the name: of a process that died while it made the table.
-        return database.create_table(self._table_name, schema=_schema(contract)) if contract.dim else None
+        return database.create_table(self._table_name, schema=_schema(contract)) if contract.is_sized else None
 
     def _check_columns(self, contract: Contract) -> None:
         schema, expected = self._table.schema, _schema(replace(contract, ids=str(self.id_type)))
@@ -218,17 +223,25 @@ class LanceTable(Destination):
             )
 
     def _rows(self, batch: Batch) -> pa.Table:
-        schema = self._table.schema
-        kind = schema.field("embedding").type
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(batch.vectors.ravel()), kind.list_size)
+        schema = self._table.schema.remove_metadata()
         none = pa.nulls(len(batch), pa.string())
-        columns = [
-            column_of(batch.ids, arrow_type(self.id_type)),
-            vectors,
-            none if batch.kept is None else pa.array(batch.kept, pa.string()),
-            none if batch.sources is None else pa.array(map(bytes.hex, batch.sources), pa.string()),
-        ]
-        return pa.table(columns, schema=schema.remove_metadata())
+        columns = {
+            "id": column_of(batch.ids, arrow_type(self.id_type)),
+            "metadata": none if batch.kept is None else pa.array(batch.kept, pa.string()),
+            "source": none if batch.sources is None else pa.array(map(bytes.hex, batch.sources), pa.string()),
+        }
+        if "embedding" in schema.names:
+            columns["embedding"] = _lists(batch.vectors)
+        if batch.multi is not None:
+            columns["multi"] = self._multi(batch.multi, schema.field("multi").type.value_type.value_type)
+        return pa.table([columns[name] for name in schema.names], schema=schema)
+
+    def _multi(self, rows: MultiVectors, kind: pa.DataType) -> pa.ListArray:
+        with np.errstate(over="ignore"):
+            vectors = rows.vectors.astype(kind.to_pandas_dtype(), copy=False)
+        if not np.isfinite(vectors).all():  # LanceDB would take it
+            raise DestinationRefused(f"{self.name} refuses it: the multi-vector is not finite, or overflows {kind}")
+        return pa.ListArray.from_arrays(pa.array(rows.starts, pa.int32()), _lists(vectors))
 
     def _sync(self) -> None:
         """Sync the files of the newest version, its manifest and their folders: LanceDB leaves them to the kernel."""
@@ -266,13 +279,21 @@ class LanceTable(Destination):
 
 def _schema(contract: Contract) -> pa.Schema:
     kind = pa.float16() if contract.dtype == "float16" else pa.float32()
+    types = {
+        Output.DENSE: pa.field("embedding", pa.list_(kind, contract.dim)),
+        Output.MULTI: pa.field("multi", pa.list_(pa.list_(kind, contract.multi_dim))),
+    }
     fields = [
         pa.field("id", arrow_type(IdType.named(contract.ids)), nullable=False),
-        pa.field("embedding", pa.list_(kind, contract.dim)),
+        *(types[output] for output in contract.outputs),
         pa.field("metadata", pa.string()),
         pa.field("source", pa.string()),
     ]
     return pa.schema(fields, {_CONTRACT: contract.text})
+
+
+def _lists(vectors: Stored) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
 
 
 def _in_words(schema: pa.Schema) -> str:

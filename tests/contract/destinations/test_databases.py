@@ -198,6 +198,7 @@ def test_float16(table: Database) -> None:
     [
         *(("qdrant", each) for each in ["dense sparse", "sparse", "dense sparse multi", "multi"]),
         *(("pgvector", each) for each in ["dense sparse", "sparse"]),
+        *(("lancedb", each) for each in ["dense multi", "multi"]),
     ],
     indirect=["table"],
 )
