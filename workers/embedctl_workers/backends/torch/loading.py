@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -14,12 +15,22 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedctl_config.errors import ModelError
 from embedctl_config.outputs import Output
-from embedctl_workers.backends.torch.first_dimensions import FirstDimensions
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.opening import open_model
 
 #: The inputs that are made of a text.
 _INPUTS = {"input_ids", "token_type_ids", "attention_mask"}
+
+
+class FirstDimensions(torch.nn.Module):
+    """The last module of a model with a `truncate_dim`; sentence-transformers does this in `encode`."""
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self.dimensions = dimensions
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {**features, "sentence_embedding": features["sentence_embedding"][:, : self.dimensions]}
 
 
 def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:

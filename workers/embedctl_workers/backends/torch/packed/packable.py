@@ -24,7 +24,7 @@ from transformers.activations import ACT2FN
 
 from embedctl_config.outputs import Output
 from embedctl_workers.arrays.tokens import Rows, Vectors
-from embedctl_workers.backends.torch.first_dimensions import FirstDimensions
+from embedctl_workers.backends.torch.loading import FirstDimensions
 from embedctl_workers.backends.torch.packed.heads import Head, Projection, Splade
 from embedctl_workers.backends.torch.packed.modules import Rest
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Part, Weights
