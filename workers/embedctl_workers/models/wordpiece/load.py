@@ -22,7 +22,7 @@ from embedctl_workers.models.wordpiece.rules import NotSupported, Rules, rules_o
 
 log = logging.getLogger(__name__)
 
-_FLAGS = ("-O3", "-fPIC")
+_FLAGS = ("-O2", "-fPIC")
 #: Generated texts of the check, and the length at which they are cut.
 _GENERATED, _CHECK_TOKENS = 300, 24
 

@@ -39,9 +39,9 @@ static void transpose_keys(float *keys, const float *from, long length, long hea
         long c = 0;
         for (; c + LANES <= head; c += LANES, to += LANES * PANEL) {
             floats block[LANES];
-            for (long i = 0; i < LANES; i++) block[i] = load(rows[i] + c);
+            UNROLLED for (long i = 0; i < LANES; i++) block[i] = load(rows[i] + c);
             transpose(block);
-            for (long i = 0; i < LANES; i++) store(to + i * PANEL, block[i]);
+            UNROLLED for (long i = 0; i < LANES; i++) store(to + i * PANEL, block[i]);
         }
         for (; c < head; c++, to += PANEL)
             for (long i = 0; i < LANES; i++) to[i] = rows[i][c];

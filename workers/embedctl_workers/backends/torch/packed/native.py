@@ -15,7 +15,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import load_openmp
 from embedctl_workers.models.compiling import compiled
 
-_FLAGS = ("-O3", "-fopenmp", "-fPIC")
+_FLAGS = ("-O2", "-fopenmp", "-fPIC")
 
 
 def library(name: str, host: Host, *, flags: Sequence[str] = (), headers: Sequence[str] = ()) -> ctypes.CDLL:

@@ -9,6 +9,9 @@
 #include "vectors.h"
 #include <omp.h>
 #include <stdint.h>
+#if defined(__AVX__) && !defined(FLOATS)
+#include <immintrin.h>
+#endif
 
 #if defined(FLOATS) && LANES == 16
 #define ROWS 12 /* with two registers of columns: a step loads little beside its 24 products */
@@ -113,7 +116,8 @@ typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
 INLINE floats magnitude(floats x) { return (floats)((ints)x & 0x7fffffff); }
 
 /* The low bytes, or the low halves, of each lane. GCC 12 makes single moves of __builtin_convertvector. */
-#if defined(__AVX512F__)
+#if defined(FLOATS) /* has none */
+#elif defined(__AVX512F__)
 INLINE void store_bytes_of(void *at, ints x) { _mm_storeu_si128(at, _mm512_cvtepi32_epi8((__m512i)x)); }
 INLINE void store_shorts_of(void *at, ints x) { _mm256_storeu_si256(at, _mm512_cvtepi32_epi16((__m512i)x)); }
 #elif defined(__AVX2__)
