@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from embedctl_workers.backends.torch.packed.weights import Layer
+from embedctl_workers.backends.torch.packed.weights import Layer, Part
 
 
 def some_layer(hidden: int, wide: int, eps: float = 1e-5) -> Any:
@@ -23,6 +24,12 @@ def some_layer(hidden: int, wide: int, eps: float = 1e-5) -> Any:
     up, down = torch.nn.Linear(hidden, wide), torch.nn.Linear(wide, hidden)
     parts: list[Any] = [query, key, value, out, norms[0], up, down, norms[1]]
     return Layer(*(part.requires_grad_(False) for part in parts))
+
+
+def in_numpy(layer: Any) -> Layer:
+    """The same layer in arrays, of the same memory."""
+    parts = (getattr(layer, each.name) for each in fields(Layer))
+    return Layer(*(Part(each.weight.numpy(), each.bias.numpy(), getattr(each, "eps", 0.0)) for each in parts))
 
 
 def assemble(source: Path, folder: Path, *flags: str) -> None:

@@ -10,7 +10,7 @@ from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.fused import FloatLibrary, FusedLayer, Product
 from embedctl_workers.backends.torch.packed.torch_kernels import TorchKernels
 from embedctl_workers.machine.host import Host
-from tests.support.packed_layers import some_layer
+from tests.support.packed_layers import in_numpy, some_layer
 
 pytestmark = [pytest.mark.needs("compiler"), pytest.mark.usefixtures("seeded")]
 
@@ -57,7 +57,7 @@ def test_the_rest_of_a_layer_is_torchs(library: FloatLibrary) -> None:
     """With more inner numbers than a block of rows has at a time."""
     hidden = 64
     layer = some_layer(hidden, 1000)
-    laid_out = FusedLayer(layer, 2, library)
+    laid_out = FusedLayer(in_numpy(layer), 2, library)
     for tokens in ROWS:
         x, context = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
         between = layer.attention_norm(x + layer.out(context))

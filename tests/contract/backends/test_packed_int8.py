@@ -26,7 +26,7 @@ from embedctl_workers.machine import teams
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.chunks import encode
-from tests.support.packed_layers import assemble, some_layer
+from tests.support.packed_layers import assemble, in_numpy, some_layer
 from tests.support.references_here import sentence_transformer
 from tests.support.texts import TEXTS
 from tests.support.tiny_models import MakeModel, Tiny
@@ -258,7 +258,7 @@ def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Any, most: int) ->
 def test_the_rest_of_a_layer_is_that_of_torch_on_the_same_bytes(library: Int8Library) -> None:
     hidden = 64
     layer = some_layer(hidden, 136)
-    laid_out = FusedLayer(layer, hidden // 32, library)
+    laid_out = FusedLayer(in_numpy(layer), hidden // 32, library)
     for tokens in (1, 7, 110):
         x, context = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
         found = torch.cat([x, torch.full((1, hidden), 7.0)])
@@ -275,7 +275,7 @@ def test_gelu_is_that_of_torch_all_along_the_line(library: Int8Library) -> None:
     for module in (layer.out, layer.up, layer.down):
         module.weight.copy_(torch.eye(16) * (module is not layer.out))
         module.bias.zero_()
-    laid_out = FusedLayer(layer, 1, library)
+    laid_out = FusedLayer(in_numpy(layer), 1, library)
     x = torch.randn(500, 16) * 10 ** (torch.rand(500, 1) * 3 - 1)
     found = x.clone()
     library.rest(found, torch.zeros(500, 16), laid_out, Buffers())
@@ -332,7 +332,7 @@ def test_where_something_is_missing_onnxruntime_does_it_and_one_line_says_why(
 
 
 def test_a_row_that_is_not_finite_stays_so_through_a_layer(library: Int8Library) -> None:
-    laid_out = FusedLayer(some_layer(64, 136), 2, library)
+    laid_out = FusedLayer(in_numpy(some_layer(64, 136)), 2, library)
     x, context, others = torch.randn(20, 64), torch.randn(20, 64), torch.arange(20) != 13
     good = x.clone()
     library.rest(good, context, laid_out, Buffers())

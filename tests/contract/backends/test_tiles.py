@@ -35,7 +35,7 @@ from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.fastest import Choice
 from tests.support.chunks import encode
-from tests.support.packed_layers import assemble, some_layer
+from tests.support.packed_layers import assemble, in_numpy, some_layer
 from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import MakeModel, Tiny
 
@@ -167,7 +167,8 @@ def test_attention_to_what_is_not_finite_stays_in_its_text(each: Tiles, parts: i
 
 def layer_of(hidden: int, heads: int, wide: int) -> tuple[Any, Weights]:
     layer, words = some_layer(hidden, wide, eps=1e-12), torch.randn(9, hidden).numpy()
-    return layer, Weights(words, words, layer.norm, [layer], heads, padding_id=None, activation=None)
+    arrays = in_numpy(layer)
+    return layer, Weights(words, words, arrays.norm, [arrays], heads, padding_id=None, activation=None)
 
 
 def run(layer: EncoderLayer, x: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
@@ -194,7 +195,7 @@ def test_a_layer_is_that_of_float64(kind: tuple[LayerKind, float]) -> None:
         if size > 1:
             layer.query.weight /= size**2  # so that scores stay as they are
         expected = layer_exact(layer, weights.heads, x, LENGTHS)
-        found = run(way.layer(layer, weights), x, LENGTHS)
+        found = run(way.layer(weights.layers[0], weights), x, LENGTHS)
         assert (found - expected).abs().max() < error, (shape, threads, size)
 
 
@@ -229,7 +230,7 @@ def test_gelu_is_that_of_float64_along_the_line(kind: tuple[LayerKind, float]) -
     layer.up.bias.copy_(torch.linspace(-12, 12, hidden))
     layer.down.weight.copy_(torch.eye(hidden))
     way, error = kind
-    found = run(way.layer(layer, weights), torch.randn(5, hidden), (5,))
+    found = run(way.layer(weights.layers[0], weights), torch.randn(5, hidden), (5,))
     assert (found - layer_exact(layer, 4, torch.zeros(5, hidden), (5,))).abs().max() < error
 
 
@@ -238,8 +239,8 @@ def _split(x: torch.Tensor, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...
 
 
 def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(kind: tuple[LayerKind, float]) -> None:
-    layer, weights = layer_of(64, 2, 128)
-    product = kind[0].layer(layer, weights)
+    _, weights = layer_of(64, 2, 128)
+    product = kind[0].layer(weights.layers[0], weights)
     x = torch.randn(sum(LENGTHS), 64)
     together = _split(run(product, x, LENGTHS), LENGTHS)
     pieces = _split(x, LENGTHS)

@@ -248,11 +248,11 @@ class _Tables:
         self._eps = eps
 
     def table(self, name: str) -> Floats:
-        # A copy: the file is mapped, and may be replaced while the model runs.
+        # Not in the file's own memory, which may be replaced while the model runs: NumPy is given a copy.
         if self._tensors.get_slice(name).get_dtype() == "BF16":  # NumPy has no such type
             with safe_open(self._path, framework="pt") as tensors:
                 return np.asarray(tensors.get_tensor(name).float())
-        return np.array(self._tensors.get_tensor(name), np.float32)
+        return np.asarray(self._tensors.get_tensor(name), np.float32)
 
     def bias(self, name: str) -> Floats | None:
         return self.table(f"{name}.bias") if f"{name}.bias" in self._names else None

@@ -28,11 +28,13 @@ _GENERATED, _CHECK_TOKENS = 300, 24
 
 
 def fast_tokenizer_for(tokenizer: Tokenizer, host: Host) -> CompiledWordPiece | None:
-    """A compiled tokenizer with exactly this one's tokens; None if there is none, with one line in the log."""
-    plain = Tokenizer.from_str(tokenizer.to_str())
-    plain.no_truncation()
-    plain.no_padding()
-    text = plain.to_str()
+    """A compiled tokenizer with exactly this one's tokens; None if there is none, with one line in the log.
+
+    It keeps this one, which loses its truncation and padding.
+    """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    text = tokenizer.to_str()
     try:
         rules = rules_of(json.loads(text))
         library = compiled(files("embedctl_workers.models.wordpiece") / "wordpiece.c", _FLAGS, host, load_library)
@@ -42,11 +44,11 @@ def fast_tokenizer_for(tokenizer: Tokenizer, host: Host) -> CompiledWordPiece | 
     except NOT_COMPILED as error:
         log.info("no compiled tokenizer, which would be several times faster: %s", error)
         return None
-    fast = CompiledWordPiece(library, rules, OddWords(plain))
+    fast = CompiledWordPiece(library, rules, OddWords(tokenizer))
     # What was compiled is named by its source, flags, compiler and CPU.
     facts = [hashlib.sha256(text.encode()).hexdigest(), Path(library._name).name, software()]
     if not noted(host.cache, "tokenizers", facts):
-        if not _agrees(fast, plain, rules):
+        if not _agrees(fast, tokenizer, rules):
             log.warning("the compiled tokenizer differs from the library and is not used: please report the model")
             return None
         note(host.cache, "tokenizers", facts, True)

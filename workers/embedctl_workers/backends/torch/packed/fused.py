@@ -14,7 +14,7 @@ from embedctl_config.cpu import cpu_flags
 from embedctl_workers.backends.torch.packed.buffers import Array, Buffers, Matrix, empty
 from embedctl_workers.backends.torch.packed.inputs import Texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels, norm_at
-from embedctl_workers.backends.torch.packed.layers import LayerKind, joined, joined_qkv
+from embedctl_workers.backends.torch.packed.layers import LayerKind, joined_qkv
 from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 from embedctl_workers.machine.host import Host
@@ -138,7 +138,9 @@ class Product:
     def __init__(self, weight: Floats, bias: Floats, calls: FusedLibrary) -> None:
         outputs, inputs = (up_to(size, _MULTIPLE) for size in weight.shape)
         padding = up_to(outputs, calls.panel) - len(bias)
-        values: Array = np.pad(weight, ((0, padding), (0, inputs - weight.shape[1])))
+        values: Array = weight
+        if padding or inputs > weight.shape[1]:
+            values = np.pad(weight, ((0, padding), (0, inputs - weight.shape[1])))
         bias = np.pad(bias, (0, padding))
         scale, offset, numbers = bias, bias, 1
         if calls.most_byte:
@@ -160,7 +162,7 @@ class FusedLayer:
         self._heads = heads
         self._qkv = Product(*joined_qkv(layer, heads), calls)
         self.out, self.up, self.down = (
-            Product(*joined((part, 1.0)), calls) for part in (layer.out, layer.up, layer.down)
+            Product(part.weight, part.bias, calls) for part in (layer.out, layer.up, layer.down)
         )
         self._norms = layer.attention_norm, layer.norm
         self.attention_norm, self.norm = map(norm_at, self._norms)

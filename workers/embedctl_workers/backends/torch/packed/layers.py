@@ -10,7 +10,7 @@ import numpy as np
 
 from embedctl_workers.backends.torch.packed.buffers import Buffers, Matrix
 from embedctl_workers.backends.torch.packed.inputs import Texts
-from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Part, Weights
+from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 
 M = TypeVar("M", bound=Any)
 
@@ -40,13 +40,8 @@ def by_heads(qkv: M, heads: int) -> M:
 
 def joined_qkv(layer: Layer, heads: int) -> tuple[Floats, Floats]:
     """Weight, 3 · hidden × hidden, and bias of query, key and value; queries scaled by 1/√(size of a head)."""
-    scale = float((len(layer.query.bias) // heads) ** -0.5)
-    return joined((layer.query, scale), (layer.key, 1.0), (layer.value, 1.0))
-
-
-def joined(*parts: tuple[Part, float]) -> tuple[Floats, Floats]:
-    """Weight and bias of linear layers side by side, each scaled."""
+    query, key, value, scale = layer.query, layer.key, layer.value, np.float32((len(layer.query.bias) // heads) ** -0.5)
     return (
-        np.concatenate([np.asarray(part.weight) * np.float32(scale) for part, scale in parts]),
-        np.concatenate([np.asarray(part.bias) * np.float32(scale) for part, scale in parts]),
+        np.concatenate([query.weight * scale, key.weight, value.weight]),
+        np.concatenate([query.bias * scale, key.bias, value.bias]),
     )

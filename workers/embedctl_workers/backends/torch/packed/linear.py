@@ -10,7 +10,7 @@ import torch
 from embedctl_workers.backends.torch.packed.buffers import Buffers, Matrix
 from embedctl_workers.backends.torch.packed.inputs import Texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels
-from embedctl_workers.backends.torch.packed.layers import by_heads, joined, joined_qkv
+from embedctl_workers.backends.torch.packed.layers import by_heads, joined_qkv
 from embedctl_workers.backends.torch.packed.weights import Layer, Part, Weights
 
 #: Weights are laid out for this number of rows.
@@ -113,4 +113,4 @@ class PlainLayer:
 
 
 def _of(part: Part, linear: type[Linear], *, gelu: bool = False) -> Linear:
-    return linear(*map(torch.as_tensor, joined((part, 1.0))), gelu=gelu)
+    return linear(torch.as_tensor(part.weight), torch.as_tensor(part.bias), gelu=gelu)

@@ -9,7 +9,7 @@ import torch
 from embedctl_workers.backends.torch.packed.buffers import Buffers, Matrix
 from embedctl_workers.backends.torch.packed.inputs import Texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels
-from embedctl_workers.backends.torch.packed.layers import LayerKind, joined
+from embedctl_workers.backends.torch.packed.layers import LayerKind
 from embedctl_workers.backends.torch.packed.linear import OneDnnBf16Linear, OneDnnLinear
 from embedctl_workers.backends.torch.packed.tiles import BF16, TileAttention, Tiles, filled_up
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
@@ -31,8 +31,8 @@ class _OneDnnBf16Layer:
         self._attention = TileAttention(tiles, heads, len(layer.query.bias) // heads, parts=1)
         qkv, out = filled_up(layer, heads)
         self._qkv, self._out = _product(*qkv), _product(*out)
-        self._up = _product(*joined((layer.up, 1.0)), gelu=True)
-        self._down = _product(*joined((layer.down, 1.0)))
+        self._up = _product(layer.up.weight, layer.up.bias, gelu=True)
+        self._down = _product(layer.down.weight, layer.down.bias)
         self._attention_norm, self._norm = layer.attention_norm, layer.norm
 
     def __call__(self, x: Matrix, texts: Texts, buffers: Buffers) -> None:

@@ -13,7 +13,7 @@ from embedctl_config.errors import ModelError
 from embedctl_workers.backends.torch.packed.buffers import Array, Buffers, Matrix, empty
 from embedctl_workers.backends.torch.packed.inputs import Texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels, NormStruct, norm_at
-from embedctl_workers.backends.torch.packed.layers import LayerKind, by_heads, joined, joined_qkv
+from embedctl_workers.backends.torch.packed.layers import LayerKind, by_heads, joined_qkv
 from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 from embedctl_workers.machine.host import Host
@@ -129,8 +129,8 @@ class _TileLayer:
         self._qkv = self._packed(*qkv)
         self._kept = (
             self._packed(*out),
-            self._packed(*joined((layer.up, 1.0))),
-            self._packed(*joined((layer.down, 1.0))),
+            self._packed(layer.up.weight, layer.up.bias),
+            self._packed(layer.down.weight, layer.down.bias),
         )
         self._norms = layer.attention_norm, layer.norm
         self._rest = _Rest(
@@ -205,10 +205,9 @@ def filled_up(layer: Layer, heads: int) -> tuple[tuple[Floats, Floats], tuple[Fl
     A head that fills no tiles gets places whose queries, keys, values and weights are zero.
     """
     qkv, qkv_bias = joined_qkv(layer, heads)
-    out, out_bias = joined((layer.out, 1.0))
     return (
         (_heads_filled_up(qkv, 3 * heads), _heads_filled_up(qkv_bias, 3 * heads)),
-        (_heads_filled_up(out.T, heads).T, out_bias),
+        (_heads_filled_up(layer.out.weight.T, heads).T, layer.out.bias),
     )
 
 
