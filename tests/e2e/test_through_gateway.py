@@ -25,6 +25,7 @@ from embedctl import (
     aenqueue_embeddings,
     enqueue_embeddings,
 )
+from embedctl.jobs.offered import MAX_VECTOR_BYTES
 from embedctl.remote.calls import Calls
 from embedctl.remote.jobs import RemoteDrains
 from embedctl_config import keys
@@ -68,6 +69,9 @@ def outside(here: Here, tmp_path: Path) -> Iterator[Outside]:
 
 
 def test_the_library_gets_the_same_vectors_through_a_gateway(here: Here, outside: Outside) -> None:
+    others = enqueue_embeddings(TEXTS, vectors="sparse,multi", chunk_size=300, settings=outside.settings)
+    bound = MAX_VECTOR_BYTES // (4 * 1024)  # as many tokens, as wide as where no worker tells it
+    assert others.status().options["chunk_bytes"] == bound < here.settings.chunk_bytes
     here.start_worker()
     job = enqueue_embeddings(TEXTS, ids=range(len(TEXTS)), chunk_size=64, settings=outside.settings)
     assert here.broker.jobs.status(job.id).tenant == "search"
@@ -77,6 +81,14 @@ def test_the_library_gets_the_same_vectors_through_a_gateway(here: Here, outside
     np.testing.assert_allclose(job.vectors(), reference(TEXTS), atol=1e-6)
     assert Job.get(job.id, outside.settings).errors() == []
     job.discard()
+    others.wait(timeout=60)
+    in_redis = Job.get(others.id, here.settings)
+    for through, direct in zip(others.sparse(), in_redis.sparse(), strict=True):
+        np.testing.assert_array_equal(through.indices, direct.indices)
+        np.testing.assert_array_equal(through.weights, direct.weights)
+    assert [each.position for each in others.multi()] == list(range(len(TEXTS)))
+    np.testing.assert_allclose(next(others.multi()).vectors, reference(TEXTS[0].split()), atol=1e-6)
+    others.discard()
     assert not list(here.broker.jobs.newest())
 
 

@@ -123,7 +123,7 @@ def _spec(broker: Broker, tenant: str, fields: dict[str, Any]) -> JobSpec:
         raise NotPermitted(f"this key is for tenant {tenant}, and the job would be one of {other}")
     given["keep"] = check_keep(given.get("keep", ()))
     spec = job_spec(broker, SubmitOptions(**given, tenant=tenant))
-    most = min(chunk_bytes, broker.settings.chunk_bytes, MAX_BODY_BYTES // 2)
+    most = min(chunk_bytes, spec.options["chunk_bytes"], MAX_BODY_BYTES // 2)
     return dataclasses.replace(spec, options={**spec.options, "chunk_bytes": most})
 
 
@@ -251,7 +251,8 @@ async def chunk(call: Call) -> Response:
     # Twice: as Redis gives it, and as it waits to be sent.
     vectors = job.options["chunk_size"] * (job.dim or 0) * 4
     whole = vectors + job.options["chunk_bytes"] if what == "result" else MAX_BODY_BYTES
-    call.hold(2 * min(whole, most or whole))
+    guess = min(whole, most or whole)
+    call.hold(2 * guess)
     jobs = call.gateway.broker.jobs
 
     def read() -> bytes | None:
@@ -262,6 +263,7 @@ async def chunk(call: Call) -> Response:
     found = await call.gateway.in_thread(read)
     if found is None:
         return Response(status_code=204)
+    call.hold(2 * max(0, len(found) - guess))  # nothing tells before how long sparse and multi-vectors are
     return Response(found, media_type="application/octet-stream")
 
 

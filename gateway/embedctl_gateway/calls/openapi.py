@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from embedctl.jobs.options import ONE_VECTOR, Long
 from embedctl_config import __version__
+from embedctl_config.outputs import Output
 from embedctl_gateway.access.verbs import ANY, BATCHES, EMBED, JOBS, METRICS, OPEN, READ_BATCHES, READ_JOBS, VERBS
 from embedctl_gateway.calls.steps import READING_STEPS, STEPS
 from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS
@@ -195,6 +196,9 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             long=_or_null(type="string", description=", ".join(get_args(Long))),
             normalize=_or_null(type="boolean", description="true by default"),
             dimensions=_or_null(type="integer", minimum=1),
+            vectors=_or_null(
+                type="array", items={"type": "string"}, description=f"what to make of a text: {', '.join(Output)}"
+            ),
             dims_anyway=_or_null(type="boolean", description="cut vectors of any model"),
             chunk_size=_or_null(type="integer", minimum=1, description="most records in a chunk"),
             chunk_bytes=_or_null(type="integer", minimum=1, description="most text in a chunk"),
