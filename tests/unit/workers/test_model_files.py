@@ -249,8 +249,10 @@ def test_a_model_that_states_no_pooling_is_served_with_one_that_is_said(model: P
 @pytest.mark.parametrize(
     ("file", "contents", "expected"),
     [
-        ("README.md", "tags:\n- loss:MatryoshkaLoss\n", True),
-        ("README.md", "A model for search.", False),
+        ("README.md", "---\ntags:\n- bert\n- loss:MatryoshkaLoss\n---\n# A model", True),
+        ("README.md", "---\ntags: [bert, matryoshka]\n---\n", True),
+        ("README.md", '---\ntags:\n- bert\n---\n```json\n{"matryoshka_dims": [\n 64]}\n```', True),
+        ("README.md", "---\nbase_model: a-matryoshka\n---\nNot trained with Matryoshka:\n- matryoshka\n", False),
         ("config.json", '{"matryoshka_dimensions": [64, 128]}', True),
         ("config.json", "{", False),
     ],

@@ -3,6 +3,7 @@ text of a loaded one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,14 @@ UNLIMITED = 2**31 - 1
 _PROMPTS_FILE = "config_sentence_transformers.json"
 #: Most characters of all names together that a heartbeat tells.
 _MOST_TOLD = 1000
-#: What the card of a model that was trained for shorter vectors says (arXiv:2205.13147); and how much of it is read.
-_MATRYOSHKA, _MOST_CARD = "matryoshka", 1024 * 1024
+#: Of a card, how much is read; and what it says if the model was trained for shorter vectors (arXiv:2205.13147). A tag
+#: in its metadata, which sentence-transformers also writes of a loss; or the dimensions, there or beside the loss.
+_MOST_CARD = 1024 * 1024
+_METADATA = re.compile(r"---\s*\n(.*?)\n---", re.DOTALL)
+_TAG = re.compile(
+    r"""^(\s*-|tags:\s*\[(.*,)?)\s*["']?(loss:)?matryoshka(\w*loss)?["']?\s*([],]|$)""", re.IGNORECASE | re.MULTILINE
+)
+_SIZES = re.compile(r"""matryoshka_dim(ension)?s["']?\s*:\s*[\[-]?\s*\d""", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,10 @@ def is_matryoshka(folder: Path) -> bool:
         config = _json(transformer_of(folder) / "config.json", {})
         if config.get("is_matryoshka") or config.get("matryoshka_dimensions"):  # as vLLM reads them
             return True
-        with (folder / "README.md").open(encoding="utf-8", errors="replace") as card:
-            return _MATRYOSHKA in card.read(_MOST_CARD).lower()
+        with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
+            card = file.read(_MOST_CARD)
+        metadata = _METADATA.match(card)
+        return bool(_SIZES.search(card) or (metadata and _TAG.search(metadata[1])))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
