@@ -12,6 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl import AsyncJob, Job, SettingsError, enqueue_embeddings
+from embedctl.corpus.rows import Rows, records_of
+from embedctl.jobs.estimate import Estimate, estimate
+from embedctl.jobs.options import SubmitOptions
 from embedctl_config.outputs import Output
 from tests.support.here import Here
 from tests.support.jobs import reference
@@ -48,6 +51,7 @@ def test_outputs_from_the_option_to_the_library_and_to_files(here: Here, tmp_pat
     check_all_of_one_pass(here, tmp_path)
     check_parts(here, tmp_path)
     check_refusals(here, tmp_path)
+    check_estimates(here)
 
 
 def check_all_of_one_pass(worker: Here, tmp_path: Path) -> None:
@@ -89,6 +93,17 @@ def check_parts(worker: Here, tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "v.parquet")
     assert "embedding" not in table.column_names
     check_parquet(table, job)
+
+
+def check_estimates(worker: Here) -> None:
+    def of(*vectors: str) -> Estimate:
+        records = records_of(TEXTS, Rows(100))
+        return estimate(worker.broker, records, SubmitOptions(hardware="dummy", model="dummy", vectors=vectors))
+
+    dense, multi, sparse = of("dense"), of("multi"), of("dense", "sparse")
+    assert (dense.vector_bytes, multi.vector_bytes) == (4 * 16 * 4, multi.tokens * 16 * 4)
+    assert of("dense", "multi").vector_bytes == (4 + multi.tokens) * 16 * 4
+    assert (sparse.vector_bytes, "weights of sparse vectors" in sparse.describe()) == (None, True)
 
 
 def check_refusals(worker: Here, tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ from embedctl_config.record_ids import to_wire
 from embedctl_config.settings import Settings
 
 _MULTIPLES = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
+_UNKNOWN = (
+    "the dimensions of {} are unknown: no live worker serves it, and it is not here; or it gives no dense vectors, and "
+    "a plan counts those alone"
+)
 _PERIODS = {"night": "8h", "day": "24h", "week": "7d"}
 
 
@@ -116,7 +120,7 @@ def plan(
     size = counted.text_bytes / counted.records if sample else mean * BYTES_PER_TOKEN
     rate = _live_rate(counted) or _measured_rate(options, mean)
     if counted.vector_bytes is None:
-        raise ModelError(f"the dimensions of {options.model} are unknown: no live worker serves it, and it is not here")
+        raise ModelError(_UNKNOWN.format(options.model))
     made = Plan(
         Load(total, mean, size, (counted.kept_bytes + ids_bytes) / counted.records),
         rate,

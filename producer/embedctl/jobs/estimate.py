@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN, ReadAhead, groups_of
 from embedctl.queueing.routing import with_chunk_size
 from embedctl_config import keys
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.outputs import Output
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
 
@@ -41,7 +43,8 @@ class Estimate:
         tokens: counted if the model's tokenizer is installed here (`exact`), otherwise estimated from the text's size.
         truncated: records longer than the model's maximum; None if unknown.
         text_bytes, vector_bytes, kept_bytes: bytes that Redis would hold; `vector_bytes` is None if the dimensions are
-            unknown. Kept fields are held twice for a moment, beside the text and beside the vectors.
+            unknown, or sparse vectors are asked for, whose weights only the model can count. Kept fields are held twice
+            for a moment, beside the text and beside the vectors.
         seconds: by the measured rates of the live workers; None if there are none.
         workers: live ones; None if there is no Redis to ask.
         chunks: how many the live workers would get, each of at most `chunk_size` records and `chunk_bytes` of text and
@@ -69,6 +72,7 @@ class Estimate:
             "unknown: the model's tokenizer is not installed here" if self.truncated is None else f"{self.truncated:,}"
         )
         nobody = "no Redis was asked" if self.workers is None else "no worker serves the model"
+        nobody = "only the model can count the weights of sparse vectors" if self.workers else nobody
         vectors = f"unknown: {nobody}" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
         time = "unknown: no live worker has measured its rate" if self.seconds is None else _duration(self.seconds)
         facts = [
@@ -117,8 +121,8 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
         counted = counter.result()
         texts.find()
     tokens = counted["tokens"] if counted else round(text_bytes / BYTES_PER_TOKEN)
-    whole = served[0].dim if served else counted["dim"] if counted else None
-    dim = options.dimensions or whole
+    dim = options.dimensions or (served[0].dim if served else counted["dim"] if counted else 0)
+    lengths = {Output.DENSE: (total, dim), Output.MULTI: (tokens, served[0].multi_width if served else 0)}
     component = 2 if broker.settings.classes.get(hardware, HardwareClass()).stores_float16 else 4
     rate = sum(each.tokens_per_s for each in served)
     return Estimate(
@@ -131,13 +135,18 @@ def estimate(broker: Broker, records: Iterable[Record], options: SubmitOptions, 
         truncated=counted["truncated"] if counted else None,
         text_bytes=text_bytes,
         kept_bytes=kept_bytes,
-        vector_bytes=None if dim is None else total * dim * component,
+        vector_bytes=_bytes(component, [lengths.get(output, (0, 0)) for output in options.outputs]),
         seconds=tokens / rate if rate else None,
         workers=broker.workers.count(keys.queue(hardware, model)),
         chunks=chunks,
         chunk_size=rows,
         chunk_bytes=size,
     )
+
+
+def _bytes(component: int, lengths: Sequence[tuple[int, int]]) -> int | None:
+    """What vectors take by their numbers and lengths; None if a length is 0, because it is unknown."""
+    return component * sum(map(math.prod, lengths)) if all(length for _, length in lengths) else None
 
 
 @contextmanager

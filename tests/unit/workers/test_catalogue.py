@@ -95,6 +95,15 @@ def test_dimensions_are_those_of_the_last_module(
     assert facts_of(write_model(tmp_path / "m", *modules)).dimensions == dimensions
 
 
+def test_a_sparse_model_has_outputs_and_no_dimensions(machine: Path) -> None:
+    splade = write_model(machine / "splade", TRANSFORMER)
+    (splade / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
+    facts = json.loads(model("show", str(splade), "--json").stdout)["model"]
+    assert (facts["outputs"], facts["dimensions"]) == (["sparse"], None)
+    shown = dict(line.split(maxsplit=1) for line in model("show", str(splade)).stdout.splitlines())
+    assert (shown["outputs"], shown["dimensions"]) == ("sparse", "–")
+
+
 def spoil_json(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 

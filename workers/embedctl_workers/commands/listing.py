@@ -190,7 +190,9 @@ def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, bui
     """What `model show` says of a model."""
     _, dimensions, longest, size, _ = _cells(model)
     facts = [("model", model.name), ("found in", model.found_in), ("folder", str(model.folder))]
-    facts += [("fingerprint", fingerprint), ("dimensions", dimensions), ("longest text", longest), ("size", size)]
+    facts += [("fingerprint", fingerprint)]
+    facts += [("outputs", ", ".join(model.facts.outputs))] if model.facts else []
+    facts += [("dimensions", dimensions), ("longest text", longest), ("size", size)]
     if model.facts and model.facts.architecture:
         facts.append(("architecture", model.facts.architecture))
     if model.facts and model.facts.modules:

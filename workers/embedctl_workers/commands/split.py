@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.loading import load_settings
+from embedctl_config.outputs import Output
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -42,7 +43,7 @@ Span = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """A tokenizer that neither cuts nor pads, the most tokens of a text, special ones included, the dimensions of a
-    vector, and the prompt that stands before each text."""
+    vector (0 of a sparse one), and the prompt that stands before each text."""
 
     tokenizer: Tokenizer
     longest: int
@@ -69,14 +70,14 @@ def opened(name: str, flags: Sequence[str]) -> TextModel:
         named = next((each.removeprefix(_PROMPT) for each in flags if each.startswith(_PROMPT)), None)
         prompt = "" if named is None else prompt_named(folder, named)
         facts = facts_of(folder)
-        if facts.longest_text is None or facts.dimensions is None:
+        if facts.longest_text is None or (facts.dimensions is None and Output.DENSE in facts.outputs):
             raise ModelError("its files do not say how long a text or a vector is")
     except (ImportError, OSError, KeyError, TypeError, ValueError, EmbedctlError) as error:
         sys.exit(f"the tokenizer of {name} can't be used here: {error}")
     # The tokenizer's file may ask for truncation and padding, and then the counts would be wrong.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TextModel(tokenizer, facts.longest_text, facts.dimensions, prompt)
+    return TextModel(tokenizer, facts.longest_text, facts.dimensions or 0, prompt)
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.files import deciding_files, read_json
+from embedctl_config.outputs import Output
+from embedctl_workers.models.files import deciding_files, outputs_of_folder, read_json
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -41,11 +42,12 @@ _SIZES = re.compile(r"""matryoshka_dim(ension)?s["']?\s*:\s*[\[-]?\s*\d""", re.I
 class ModelFacts:
     """A model's facts. None means that its files do not say."""
 
-    dimensions: int | None
+    dimensions: int | None  #: of a vector, or of each token's of a multi-vector; None of a sparse one
     longest_text: int | None  #: most tokens of a text, special ones included
     size: int  #: bytes of the files that decide its vectors
     architecture: str | None  #: such as `bert`
     modules: tuple[str, ...]  #: the kinds of its modules, in order; empty if it has only a transformer
+    outputs: tuple[Output, ...]  #: what it gives of a text
 
 
 def facts_of(folder: Path) -> ModelFacts:
@@ -58,12 +60,14 @@ def facts_of(folder: Path) -> ModelFacts:
         folders = [folder / module["path"] for module in modules]
         transformer = transformer_of(folder)
         config = _json(transformer / "config.json", {})
+        outputs = outputs_of_folder(folder)
         return ModelFacts(
-            dimensions=_cut(_dimensions(kinds, folders, config), folder),
+            dimensions=None if outputs == (Output.SPARSE,) else _cut(_dimensions(kinds, folders, config), folder),
             longest_text=_longest_text(transformer, config),
             size=size,
             architecture=config.get("model_type"),
             modules=tuple(kinds),
+            outputs=outputs,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder} can't be read: {error!r}") from error

@@ -64,7 +64,7 @@ def resolve_model(name: str, entry: ModelEntry | None = None, *, plain: bool = T
         raise ModelError(
             f"model {name!r} in {folder} has fingerprint {fingerprint}, and [models.{name}] pins {entry.fingerprint}"
         )
-    outputs = _outputs_of(folder)
+    outputs = outputs_of_folder(folder)
     if plain and Output.DENSE not in outputs:
         raise ModelError(
             f"model {name!r} gives {outputs[0]} vectors, which the backend torch alone computes, such as of class cpu"
@@ -72,7 +72,8 @@ def resolve_model(name: str, entry: ModelEntry | None = None, *, plain: bool = T
     return ModelFiles(name, folder, fingerprint, entry.pooling, outputs)
 
 
-def _outputs_of(folder: Path) -> tuple[Output, ...]:
+def outputs_of_folder(folder: Path) -> tuple[Output, ...]:
+    """What the model in a folder gives of a text; raises as :func:`~embedctl_workers.models.kinds.outputs_stated`."""
     stated = outputs_stated(lambda name: _checked_json(folder / name), _checked_json(folder / MODULES), str(folder))
     beside = [output for output, name in BESIDE.items() if (folder / name).is_file()]
     return (*stated, *beside) if stated == PLAIN else stated
