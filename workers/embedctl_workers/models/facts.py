@@ -29,13 +29,15 @@ _PROMPTS_FILE = "config_sentence_transformers.json"
 #: Most characters of all names together that a heartbeat tells.
 _MOST_TOLD = 1000
 #: Of a card, how much is read; and what it says if the model was trained for shorter vectors (arXiv:2205.13147). A tag
-#: in its metadata, which sentence-transformers also writes of a loss; or the dimensions, there or beside the loss.
+#: in its metadata, which sentence-transformers also writes of a loss; or the dimensions, there or beside the loss. Each
+#: pattern takes a time in proportion to the card, whatever it holds.
 _MOST_CARD = 1024 * 1024
-_METADATA = re.compile(r"---\s*\n(.*?)\n---", re.DOTALL)
+_METADATA = re.compile(r"---[ \t]*\n(.*?)\n---", re.DOTALL)
 _TAG = re.compile(
-    r"""^(\s*-|tags:\s*\[(.*,)?)\s*["']?(loss:)?matryoshka(\w*loss)?["']?\s*([],]|$)""", re.IGNORECASE | re.MULTILINE
+    r"""^([ \t]*-|tags:[ \t]*\[(.*,)?)[ \t]*["']?(loss:)?matryoshka(\w*loss)?["']?[ \t]*([],]|$)""",
+    re.IGNORECASE | re.MULTILINE,
 )
-_SIZES = re.compile(r"""matryoshka_dim(ension)?s["']?\s*:\s*[\[-]?\s*\d""", re.IGNORECASE)
+_SIZES = re.compile(r"""matryoshka_dim(ension)?s["']?\s*:\s*([\[-]\s*)?\d""", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
