@@ -118,9 +118,9 @@ def plan(
     total = round((records or read) * counted.records / read)
     mean = tokens or counted.tokens / counted.records
     size = counted.text_bytes / counted.records if sample else mean * BYTES_PER_TOKEN
-    rate = _live_rate(counted) or _measured_rate(options, mean)
     if counted.vector_bytes is None:
         raise ModelError(_UNKNOWN.format(options.model))
+    rate = _live_rate(counted) or _measured_rate(options, mean)
     made = Plan(
         Load(total, mean, size, (counted.kept_bytes + ids_bytes) / counted.records),
         rate,
