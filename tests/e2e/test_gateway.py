@@ -183,7 +183,9 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_wo
     assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
     for path in ("/health", "/v1/health", "/ready"):
         assert http.get(path).status_code == 200
-    assert [each["id"] for each in http.get("/models").json()["data"]] == ["dummy"]
+    assert [(each["id"], each["embedctl"]["outputs"]) for each in http.get("/models").json()["data"]] == [
+        ("dummy", ["dense", "sparse", "multi"])
+    ]
     refused = [
         (http.post("/embed", json=fields), status, kind)
         for fields, status, kind in (

@@ -78,5 +78,10 @@ async def _lines(asked: Asked, embedded: Embedded, numbers: Callable[[Vectors], 
 
 
 def _model(served: Served) -> dict[str, Any]:
-    facts = {"dimensions": served.dim, "max_tokens": served.max_tokens or None, "precision": served.precision}
+    facts = {
+        "dimensions": served.dim or None,  # a sparse model has none
+        "outputs": [*served.outputs],
+        "max_tokens": served.max_tokens or None,
+        "precision": served.precision,
+    }
     return {"id": served.name, "object": "model", "created": _STARTED, "owned_by": "embedctl", "embedctl": facts}

@@ -103,8 +103,9 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
         created=_WHOLE,
         owned_by={"type": "string"},
         embedctl=_object(
-            "dimensions max_tokens precision",
-            dimensions=_WHOLE,
+            "dimensions outputs max_tokens precision",
+            dimensions=_or_null(**_WHOLE),
+            outputs={"type": "array", "items": {"enum": [*Output]}},
             max_tokens=_or_null(type="integer"),
             precision={"enum": ["fp32", "fp16", "int8"]},
         ),
