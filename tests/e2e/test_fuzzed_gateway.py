@@ -53,7 +53,7 @@ import schemathesis
 
 @schemathesis.hook
 def filter_path_parameters(context, path_parameters):
-    return all("#" not in str(value) for value in path_parameters.values())
+    return all("#" not in str(value) for value in (path_parameters or {}).values())
 """
 
 
