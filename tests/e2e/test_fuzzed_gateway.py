@@ -47,13 +47,13 @@ include-path-regex = "^/v1/jobs"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "403", "404", "409", "429"]
 """
 
-#: A client cuts an address at this character, and so would call another path, which may know no such method.
+#: A client ends a path at these characters, and so would call another one, which may know no such method.
 HOOKS = """
 import schemathesis
 
 @schemathesis.hook
 def filter_path_parameters(context, path_parameters):
-    return all("#" not in str(value) for value in (path_parameters or {}).values())
+    return not any(set("#?") & set(str(value)) for value in (path_parameters or {}).values())
 """
 
 
