@@ -130,7 +130,8 @@ def description(client: httpx2.Client) -> dict[str, Any]:
     schemas["BatchRequest"]["properties"]["input_file_id"] = {"enum": [file_id]}
     for name in ("EmbeddingsRequest", "EmbedRequest"):
         schemas[name]["properties"]["dimensions"]["maximum"] = 16
-    schemas["EmbedRequest"]["properties"]["prompt_name"] = {"type": "null"}  # the dummy has no prompts
+    for name in ("EmbedRequest", "EmbedSparseRequest"):
+        schemas[name]["properties"]["prompt_name"] = {"type": "null"}  # the dummy has no prompts
     for path, calls in document["paths"].items():
         for call in calls.values():
             for parameter in call.get("parameters", []):
