@@ -65,9 +65,9 @@ class Database(ABC):
     @abstractmethod
     def rows(self) -> Rows: ...
 
+    @abstractmethod
     def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:
         """By id, those of a row's dense, sparse (index → weight) and multi-vectors that the table holds."""
-        raise NotImplementedError
 
     @abstractmethod
     def exists(self) -> bool: ...

@@ -82,7 +82,7 @@ def test_the_next_start_gives_the_same_vectors_without_sentence_transformers(
     np.testing.assert_allclose(expected, theirs, rtol=0, atol=1e-5)
 
 
-#: In int8 there is nothing to choose, for which torch's products would be measured.
+#: Int8 has one kind of products, so nothing is chosen, and torch's are not measured.
 _WITHOUT_TORCH = """
 import sys
 from pathlib import Path
