@@ -195,7 +195,7 @@ def conclude(
         machine={**machine.facts(asked.cpus), **session.meanwhile()},
         tables=[
             *each_scene(scenes, lambda scene: scene.tables(slug(scene.name), published(scene))),
-            *(table for table in report.tables if table.rows),
+            *report.tables,
         ],
         notes=[*found, *each_scene(scenes, Scene.notes), *report.notes, *_METHOD],
     )

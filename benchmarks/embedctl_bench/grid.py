@@ -21,7 +21,7 @@ from embedctl_bench.peers.models import Model, describe, measured_model
 from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
 from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import kept
-from embedctl_bench.report import Column, Report, Table
+from embedctl_bench.report import Report
 from embedctl_bench.texts.words import ExactTexts
 from embedctl_bench.texts.workloads import make_workload
 from embedctl_workers.machine.devices import cores_of
@@ -44,8 +44,6 @@ INFINITY = {
     512: (12, 4),
 }
 INFINITY_CORES = 2
-_LEFT_OUT = (Column("what", "left out"), Column("cells", "cells", 0), Column("why", "because"))
-
 _BASE = ((TRANSFORMERS.name,), "plain transformers on torch in fp32")
 
 
@@ -70,20 +68,14 @@ class Axes:
             if length <= model.max_tokens
         ]
 
-    def beyond_cores(self, have: int) -> list[Mapping[str, object]]:
-        """Rows of a table: the numbers of cores that this machine does not have."""
-        cells = len(self.lengths) * len(self.batches)
-        return [
-            {"what": f"{cores} cores", "why": f"--cpus has {have}", "cells": cells}
-            for cores in self.cores
-            if cores > have
-        ]
+    def beyond_cores(self, have: int) -> list[str]:
+        """Notes on the numbers of cores that this machine does not have."""
+        return [f"Left out: {cores} cores, because --cpus has {have}." for cores in self.cores if cores > have]
 
-    def beyond(self, name: str, model: Model, fit: int) -> list[Mapping[str, object]]:
-        """Rows of a table: the lengths that it does not take."""
-        why, cells = f"{name} takes {model.max_tokens}", fit * len(self.batches)
+    def beyond(self, name: str, model: Model) -> list[str]:
+        """Notes on the lengths that a model does not take."""
         long = [each for each in self.lengths if each > model.max_tokens]
-        return [{"what": f"{each} tokens", "why": why, "cells": cells} for each in long]
+        return [f"Left out: {each} tokens, because {name} takes {model.max_tokens}." for each in long]
 
 
 def _axis(name: str, what: str, default: Sequence[int]) -> Callable[[Any], Any]:
@@ -135,7 +127,7 @@ def command(
             texts = ExactTexts(model)
             workload = make_workload("W1", _CHECKED, model, asked.place)
             ground = asked.ground(model.name, model, workload, session)
-            left_out += axes.beyond(name, model, len(fit))
+            left_out += axes.beyond(name, model)
             loads = axes.loads(model, rounds)
             for cores in fit:
                 scenes.append(Scene(f"{name}, {cores} core{'s' * (cores > 1)}", model, describe(name), loads, _BASE))
@@ -145,8 +137,7 @@ def command(
     report = Report(
         "Cores × lengths × batches, end to end",
         workload_words(effort, rounds),
-        tables=[Table("left-out", "What this machine or a model can't do", _LEFT_OUT, left_out)],
-        notes=not_installed(lacking),
+        notes=[*left_out, *not_installed(lacking)],
     )
     conclude(asked, session, scenes, report, published_beside)
 

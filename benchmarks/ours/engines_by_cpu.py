@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
-import psutil
 from benchmarks.ours.service import Figures
 
 from embedctl_bench.engines import count_of
+from embedctl_bench.measuring.machine import cpu_seconds
+from embedctl_bench.measuring.sampling import least
 from embedctl_bench.peers.models import measured_model, peers_folder
 from embedctl_bench.peers.registry import FLOORS, PEERS, System, engine_of
 from embedctl_bench.peers.tuned import Task, TunedProcess
@@ -41,20 +43,14 @@ def engines_by_cpu(
     task = Task(measured, load, [cpu], place)
     ours = [engine_of(name, settings) for name in classes.split(",")]
     floors = [FLOORS[precision] for precision in dict.fromkeys(each.precision for each in ours)] if floor else []
-    seconds: dict[str, float] = {}
     with ExitStack() as stack:
         running = []
         for system in (*ours, *(PEERS[name] for name in peers.split(",") if name), *floors):
             for alone in _alone(system)[: tries or None]:
                 process = TunedProcess(alone, task)
                 stack.callback(process.close)
-                running.append((system.name, process))
-        for number in range(1 + rounds):
-            for name, process in running[:: 1 if number % 2 else -1]:
-                before = _cpu_seconds(process)
-                process.encode()
-                if number:
-                    seconds[name] = min(seconds.get(name, float("inf")), _cpu_seconds(process) - before)
+                running.append((system.name, partial(_encode, process)))
+        seconds = least(running, rounds)
     own = seconds[ours[0].name]
     found = {f"{name}: CPU s for 1,000 texts": 1000 * each / len(load.lengths) for name, each in seconds.items()}
     return found | {f"{ours[0].name} x {name}": each / own for name, each in seconds.items() if name != ours[0].name}
@@ -66,8 +62,8 @@ def _alone(system: System) -> list[System]:
     return [replace(system, settings=(each,)) for each in settings]
 
 
-def _cpu_seconds(process: TunedProcess) -> float:
-    """Of a system's processes since they began."""
-    head = psutil.Process(process.pid)
-    times = [each.cpu_times() for each in (head, *head.children(recursive=True))]
-    return float(sum(each.user + each.system for each in times))
+def _encode(process: TunedProcess) -> float:
+    """Encode the texts once: the CPU seconds of all of the system's processes."""
+    before = cpu_seconds(process.pid)
+    process.encode()
+    return cpu_seconds(process.pid) - before

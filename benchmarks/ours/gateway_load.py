@@ -33,7 +33,7 @@ _MAKERS = 4
 _PATIENCE_S = 3600.0
 
 
-class _Gateway(NamedTuple):
+class Gateway(NamedTuple):
     """A gateway in a process of its own."""
 
     url: str
@@ -56,7 +56,7 @@ class _Gateway(NamedTuple):
 
 def gateway_connections(*, connections: int = 1000, each: int = 5) -> Figures:
     """Clients who embed single texts, each on a connection of its own, all at once."""
-    with service(workers=1) as of, _gateway(of) as gateway:
+    with service(workers=1) as of, running_gateway(of) as gateway:
         asyncio.run(_ask(gateway.port, 10, 5))
         before = gateway.memory_mib("VmRSS")
         began = time.perf_counter()
@@ -78,7 +78,7 @@ def gateway_batches(*, batches: int = 10_000, seconds: float = 60.0) -> Figures:
 
     The other calls are timed while no batch is there, while batches are made and read, and while all of them wait.
     """
-    with service(workers=1) as of, _gateway(of) as gateway, gateway.client() as client, ExitStack() as stack:
+    with service(workers=1) as of, running_gateway(of) as gateway, gateway.client() as client, ExitStack() as stack:
         redis = stack.enter_context(stack.enter_context(closing(Broker.connect(of.settings))).connection.client())
         found = _calls(client, "alone")
         line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "absent", "input": "a"}}
@@ -123,7 +123,7 @@ def gateway_files(*, gib: float = 10.0) -> Figures:
         tempfile.TemporaryDirectory(prefix="ec-files-") as place,
         service(chunk_files=place) as of,
         Service(of.settings.replace(chunk_files=place), of.folder).worker(),
-        _gateway(of) as gateway,
+        running_gateway(of) as gateway,
         gateway.client() as client,
     ):
         size = int(gib * _GIB)
@@ -146,7 +146,7 @@ def gateway_files(*, gib: float = 10.0) -> Figures:
 
 
 @contextmanager
-def _most(of: Service, gateway: _Gateway, name: str, size: int, found: Figures) -> Iterator[None]:
+def _most(of: Service, gateway: Gateway, name: str, size: int, found: Figures) -> Iterator[None]:
     """Note the rate of a step, and the most memory of the gateway and of Redis meanwhile."""
     with closing(Broker.connect(of.settings)) as broker, broker.connection.client() as redis:
         redis.config_resetstat()
@@ -159,7 +159,7 @@ def _most(of: Service, gateway: _Gateway, name: str, size: int, found: Figures) 
 
 
 @contextmanager
-def _gateway(of: Service) -> Iterator[_Gateway]:
+def running_gateway(of: Service, *options: str) -> Iterator[Gateway]:
     """A gateway until the block ends; nothing may be in its log but where it is."""
     log = of.folder / "gateway.log"
     environment = {
@@ -168,13 +168,13 @@ def _gateway(of: Service) -> Iterator[_Gateway]:
         "EMBEDCTL_HARDWARE": "auto",
         "TMPDIR": str(of.folder),
     }
-    command = [sys.executable, "-m", "embedctl_gateway", "--address", "0"]
+    command = [sys.executable, "-m", "embedctl_gateway", "--address", "0", *options]
     with log.open("wb") as stream, processes.running(command, env=environment, stderr=stream) as process:
         until = time.monotonic() + 60
         while not (url := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())) and time.monotonic() < until:
             time.sleep(0.05)
         assert url, log.read_text()
-        yield _Gateway(url[0], int(url[1]), process.pid)
+        yield Gateway(url[0], int(url[1]), process.pid)
     assert "Traceback" not in log.read_text(), log.read_text()[-5000:]
 
 

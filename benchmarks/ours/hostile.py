@@ -7,20 +7,17 @@ import gzip
 import http.client
 import json
 import multiprocessing
-import os
 import random
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.synchronize import Event
-from pathlib import Path
 
+from benchmarks.ours.gateway_load import running_gateway
 from benchmarks.ours.service import Figures, Service, cpu_s_of, service
 
 from embedctl_gateway.access.key_file import add_key
@@ -267,13 +264,13 @@ def attacked(
     the gateway is attacked; and the processes of both."""
     path = made.folder / "keys"
     mine, theirs = add_key(path, "bob", "bob"), add_key(path, "eve", "eve")
-    with gateway(made, path) as (port, pid):
-        target = Target(port, theirs, _own_file(port, theirs, files))
+    with running_gateway(made, "--keys", str(path)) as gateway:
+        target = Target(gateway.port, theirs, _own_file(gateway.port, theirs, files))
         context = multiprocessing.get_context("spawn")
         attacking = context.Event()
         process = context.Process(target=_attack, args=(target, clients, attack, attacking), daemon=True)
         process.start()
-        own = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        own = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
         headers = {"authorization": f"Bearer {mine}", "content-type": "application/json"}
 
         def ask() -> float:
@@ -289,28 +286,10 @@ def attacked(
             return time.perf_counter() - began if answer.status == 200 else 0.0
 
         try:
-            yield ask, attacking, {"gateway": pid, "attackers": process.pid or 0}
+            yield ask, attacking, {"gateway": gateway.pid, "attackers": process.pid or 0}
         finally:
             process.kill()
             process.join()
-
-
-@contextmanager
-def gateway(made: Service, keys: Path) -> Iterator[tuple[int, int]]:
-    """A gateway in a process of its own; gives its port and the process."""
-    command = [sys.executable, "-m", "embedctl_gateway", "--address", "0", "--keys", str(keys)]
-    environment, log = {**os.environ, "EMBEDCTL_REDIS_URL": made.settings.redis_url}, made.folder / "gateway.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-    try:
-        while not (found := re.search(r"127\.0\.0\.1:(\d+)", log.read_text())):
-            if process.poll() is not None:
-                raise RuntimeError(log.read_text())
-            time.sleep(0.05)
-        yield int(found[1]), process.pid
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _own_file(port: int, key: str, files: int) -> str:

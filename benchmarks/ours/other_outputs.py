@@ -6,6 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from tests.support.passages import passages
 from tests.support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from embedctl_bench.measuring.sampling import least
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
@@ -50,19 +52,19 @@ def other_outputs(
         other = kind(str(folder), device="cpu")
         corpus = passages(texts)
     chunk = ChunkInput(0, bytes(len(corpus)), [text.encode() for text in corpus])
-    contenders: dict[str, Callable[[], object]] = {
-        "embedctl": lambda: own.encode(own.prepare(chunk, {"vectors": [output]})),
-        kind.__name__: lambda: other.encode(corpus, batch_size=batch, show_progress_bar=False),
-    }
-    seconds: dict[str, float] = {}
-    for number in range(1 + rounds):
-        for name, encode in list(contenders.items())[:: 1 if number % 2 else -1]:
-            before = time.process_time()
-            encode()
-            if number:
-                seconds[name] = min(seconds.get(name, float("inf")), time.process_time() - before)
+    contenders = [
+        ("embedctl", lambda: own.encode(own.prepare(chunk, {"vectors": [output]}))),
+        (kind.__name__, lambda: other.encode(corpus, batch_size=batch, show_progress_bar=False)),
+    ]
+    seconds = least([(name, partial(_cpu_s, encode)) for name, encode in contenders], rounds)
     figures = {f"{name}: CPU s for 1,000 texts": 1000 * each / texts for name, each in seconds.items()}
     return {**figures, f"embedctl x {kind.__name__}": seconds[kind.__name__] / seconds["embedctl"]}
+
+
+def _cpu_s(work: Callable[[], object]) -> float:
+    before = time.process_time()
+    work()
+    return time.process_time() - before
 
 
 def agreement() -> Figures:

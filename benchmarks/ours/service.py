@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from embedctl.operating.local import local_worker, private_redis
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
 from embedctl_bench.peers.child import ChildProcess
@@ -106,8 +108,7 @@ def machine_line() -> str:
 
 def cpu_s_of(pid: int) -> float:
     """The seconds of CPUs that a process has taken, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return float(sum(psutil.Process(pid).cpu_times()[:2]))
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ NOISY = 0.10
 #: The 99th percentile of fewer samples would be one of the two largest.
 _P99_FROM = 100
 _PERCENTILES = (50, 90, 99)
+
+T = TypeVar("T")
 
 
 def percentiles(samples_s: Sequence[float]) -> dict[str, float | None]:
@@ -41,6 +44,17 @@ def is_noisy(values: Sequence[float]) -> bool:
     return not spread(values) <= NOISY
 
 
-def turn_of(names: Sequence[str], number: int) -> Sequence[str]:
+def least(contenders: Sequence[tuple[str, Callable[[], float]]], rounds: int) -> dict[str, float]:
+    """The least figure of each name in so many rounds by turns, after one that warms up."""
+    found: dict[str, float] = {}
+    for number in range(1 + rounds):
+        for name, measure in turn_of(contenders, number):
+            figure = measure()
+            if number:
+                found[name] = min(found.get(name, math.inf), figure)
+    return found
+
+
+def turn_of(names: Sequence[T], number: int) -> Sequence[T]:
     """The order in a round. Each round reverses it, so that a drift of the machine affects all alike."""
     return names[:: -1 if number % 2 else 1]
