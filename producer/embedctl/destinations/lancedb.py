@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -50,8 +51,8 @@ _CONTRACT = "embedctl"
 #: that compacts the table.
 _PASSING = re.compile(r"LanceError\(IO\)|commit conflict|concurrent", re.IGNORECASE)
 _SOURCE = re.compile(r", /\S+\.rs:\d+(:\d+)?$")
-#: Rows that are listed together.
-_LISTED = 10_000
+#: Rows that are listed together, and how many such batches are searched together: each search hashes what it looks for.
+_LISTED, _SEARCHED = 10_000, 40
 #: Changes, each of which makes a small piece of a table, until these are gathered. LanceDB's manual says the same.
 _GATHERED = 20
 #: Rows that are added to an empty table without a look at what it holds. Their ids are remembered, some 80 bytes each.
@@ -124,8 +125,10 @@ class LanceTable(Destination):
         with self._explained():
             # A query with so many ids takes six times as long as all rows, and a kilobyte of memory for each id.
             wanted, version = _plain(column_of(ids, arrow_type(self.id_type))), self._table.version
-            for batch in self._listed():
-                found.update(_rows_of(batch.filter(pc.is_in(_plain(batch["id"]), wanted))))
+            listed = self._listed()
+            while some := list(islice(listed, _SEARCHED)):
+                rows = pa.Table.from_batches(some)
+                found.update(_rows_of(rows.filter(pc.is_in(_plain(rows["id"].combine_chunks()), wanted))))
             self._absent = version, set(ids) - found.keys()
         return found
 
