@@ -73,12 +73,6 @@ from embedctl_workers.machine.discovery import choose_accelerator, choose_sharin
     is_flag=True,
     help="Start nothing; exit with 0 if the workers on this machine are alive and making progress.",
 )
-@option(
-    "--insecure",
-    is_flag=True,
-    help="For rediss://: skip all checks of the certificate; anyone on the network path can then read and change "
-    "everything.",
-)
 @one_line_errors("embedctl worker")
 def main(
     hardware: str | None,
@@ -96,7 +90,6 @@ def main(
     pull: bool,
     quarantine: bool,
     ready: bool,
-    insecure: bool,
 ) -> None:
     """Encode chunks of one hardware class until stopped.
 
@@ -104,11 +97,9 @@ def main(
     EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk that it is encoding and hands back the one that it
     has prepared.
     """
-    settings = load_settings(insecure=insecure or None)
+    settings = load_settings()
     hardware = "cpu" if hardware == "auto" else hardware
     if ready:
-        from embedctl_workers.commands.worker import check_ready
-
         click.echo(f"ready: {', '.join(check_ready(settings, hardware))}")
         return
     hardware = hardware or (settings.hardware if settings.hardware != "auto" else "cpu")
