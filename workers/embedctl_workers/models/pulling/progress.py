@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from embedctl.common.rates import Rate, seconds_left
+
 #: A log gets a line this often (seconds).
 _LOG_EVERY_S = 10.0
 
@@ -15,13 +17,14 @@ class Progress:
     def __init__(self, say: Callable[[str], None], *, in_log: bool = True) -> None:
         self.say = say
         self._in_log = in_log
-        self._total = self._had = self._done = 0
-        self._began = self._said = time.monotonic()
+        self._total = self._done = 0
+        self._said, self._rate = 0.0, Rate()
 
     def begin(self, total: int, had: int) -> None:
         """A download of `total` bytes begins; `had` of them are there already."""
-        self._total, self._had, self._done = total, had, had
-        self._began = self._said = time.monotonic()
+        self._total, self._done = total, had
+        self._said, self._rate = time.monotonic(), Rate()
+        self._rate.add(self._said, had)
 
     def advance(self, more: int) -> None:
         """More bytes are there; less than 0 if they are fetched again."""
@@ -35,12 +38,11 @@ class Progress:
         """How far it is, how fast, and the time left; empty before it begins."""
         if not self._total:
             return ""
-        seconds = time.monotonic() - self._began
-        rate = max(0, self._done - self._had) / seconds if seconds > 0 else 0.0
-        left = f", {(self._total - self._done) / rate:.0f} s left" if rate else ""
+        (per_s,) = self._rate.add(time.monotonic(), self._done) or (0.0,)
+        left_s = seconds_left(self._total - self._done, per_s)
         return (
             f"{100 * self._done / self._total:.0f} %: {megabytes(self._done)} of {megabytes(self._total)}, "
-            f"{megabytes(rate)}/s{left}"
+            f"{megabytes(per_s)}/s" + ("" if left_s is None else f", {left_s:.0f} s left")
         )
 
 

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from embedctl_config import durable
@@ -108,15 +109,11 @@ class Snapshots:
 
 def digest_of(path: Path, file: HubFile) -> str:
     """A digest of a file's contents, of the kind that the hub lists for it; ModelError if they can't be read."""
-    large = len(file.digest) == _SHA256_DIGITS
-    # Git names a blob by the sha1 of its size and contents.
-    digest = hashlib.sha256() if large else hashlib.sha1(usedforsecurity=False)
     try:
+        # Git names a blob by the sha1 of its size and contents.
+        head = f"blob {path.stat().st_size}\0".encode()
+        kind = "sha256" if len(file.digest) == _SHA256_DIGITS else partial(hashlib.sha1, head, usedforsecurity=False)
         with path.open("rb") as stream:
-            if not large:
-                digest.update(f"blob {path.stat().st_size}\0".encode())
-            while piece := stream.read(1024 * 1024):
-                digest.update(piece)
+            return hashlib.file_digest(stream, kind).hexdigest()
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error}") from error
-    return digest.hexdigest()
