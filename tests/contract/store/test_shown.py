@@ -242,11 +242,11 @@ def test_what_is_said_while_a_job_runs_cannot_either(broker: Broker) -> None:
     assert_harmless(stream.getvalue())
 
 
-@pytest.mark.parametrize("formatter", [PrintableFormatter(), logs._TextFormatter(logs._Fields(HOSTILE))])
+@pytest.mark.parametrize("formatter", [PrintableFormatter(), logs._TextFormatter(logs._LINE)])
 def test_a_log_cannot_either(formatter: logging.Formatter) -> None:
     trace = (ValueError, ValueError(HOSTILE), None)
     record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "job %s", (HOSTILE,), trace)
-    record.job = HOSTILE
+    record.job = record.worker = HOSTILE
     assert_harmless(formatter.format(record), begins=("\\x1b",))
 
 

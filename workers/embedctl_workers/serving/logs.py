@@ -17,45 +17,29 @@ from embedctl_config.printable import PrintableFormatter, printable
 
 #: The fields that `extra` may give a line, in the order in which they are shown; `worker` defaults to this process.
 FIELDS = ("job", "chunk", "attempt", "worker")
-
-
+_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: Celery's loggers that log two lines for each bell.
 _OF_EACH_BELL = ("celery.worker.strategy", "celery.app.trace")
 #: The beginning of Celery's six-line warning to root. Whoever reads a terminal as root knows that.
 _AS_ROOT = "You're running the worker with superuser privileges"
 
 
-class _Fields:
-    """The fields of log records, and the name of this worker; empty if this process is no worker."""
-
-    def __init__(self, worker: str) -> None:
-        self.worker = worker
-
-    def of(self, record: logging.LogRecord) -> dict[str, Any]:
-        found = {name: getattr(record, name, None) for name in FIELDS}
-        found["worker"] = found["worker"] or self.worker or None
-        return {name: value for name, value in found.items() if value is not None}
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    found = {name: getattr(record, name, None) for name in FIELDS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class _TextFormatter(PrintableFormatter):
     """`time level logger: message`, with the fields as `name=value` at the end of the first line."""
 
-    def __init__(self, fields: _Fields) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        self._fields = fields
-
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
         first, line_end, rest = super().formatMessage(record).partition("\n")
-        fields = "".join(f" {name}={printable(str(value))}" for name, value in self._fields.of(record).items())
+        fields = "".join(f" {name}={printable(str(value))}" for name, value in _fields_of(record).items())
         return f"{first}{fields}{line_end}{rest}"
 
 
 class _JsonFormatter(logging.Formatter):
     """One JSON object: `time` (UTC), `level`, `logger`, `message`, the fields, and `exception` if there was one."""
-
-    def __init__(self, fields: _Fields) -> None:
-        super().__init__()
-        self._fields = fields
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -63,7 +47,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **self._fields.of(record),
+            **_fields_of(record),
         }
         if record.exc_info and record.exc_info[0]:
             kind, error, trace = record.exc_info
@@ -76,12 +60,17 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """embedctl's handler; its class distinguishes it from other handlers."""
+    """embedctl's handler; its class distinguishes it from other handlers. `worker` is the name of this worker; empty if
+    this process is none."""
 
     def __init__(self, *, as_json: bool, worker: str) -> None:
         super().__init__(sys.stderr)
-        self.fields = _Fields(worker)
-        self.setFormatter(_JsonFormatter(self.fields) if as_json else _TextFormatter(self.fields))
+        self.worker = worker
+        self.setFormatter(_JsonFormatter() if as_json else _TextFormatter(_LINE))
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.worker = getattr(record, "worker", None) or self.worker or None
+        return super().format(record)
 
 
 def configure(log_format: str, level: str, *, worker: str = "") -> None:
@@ -109,7 +98,7 @@ def configure(log_format: str, level: str, *, worker: str = "") -> None:
 
 def set_worker(name: str) -> None:
     for handler in _ours():
-        handler.fields.worker = name
+        handler.worker = name
 
 
 def _ours() -> list[_Handler]:
