@@ -253,21 +253,14 @@ class _Process:
 
     def _status(self, job_id: str, job: _Job) -> JobStatus:
         spec, done = job.spec, job.records - job.failed if self._finishes else 0
-        return JobStatus(
+        return spec.as_status(
             id=job_id,
             state=job.state,
-            model=spec.model,
-            hardware=spec.hardware,
-            precision=spec.precision,
-            options=spec.options,
             created_at=job.made_at,
             progressed_at=job.ended_at or job.made_at,
             started_at=job.made_at if done else None,
             ended_at=job.ended_at,
             expires_in=timedelta(seconds=spec.ttl_s),
-            ttl_s=spec.ttl_s,
-            max_errors=spec.max_errors,
-            max_errors_share=spec.max_errors_share,
             producer_alive=True,
             sealed=job.sealed,
             records=job.records,
@@ -279,7 +272,6 @@ class _Process:
             original_chunks=len(job.inputs) if job.sealed else None,
             dim=job.dim,
             model_fingerprint=_MODEL_FINGERPRINT if job.results else None,
-            lane=spec.lane,
             live_workers=1,
         )
 

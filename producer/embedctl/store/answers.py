@@ -80,6 +80,10 @@ class Doubts:
         return cls(rows, frozenset(facts["unreadable"]), facts["rounds"], facts["sick"])
 
 
+#: What a job's status repeats of its specification.
+_IN_STATUS = ("model", "hardware", "precision", "options", "ttl_s", "max_errors", "max_errors_share", "tenant", "lane")
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """The specification of a job. It must be the same when the job is resumed.
@@ -105,6 +109,10 @@ class JobSpec:
     tenant: str = tenants.DEFAULT
     lane: str = tenants.NORMAL
     weight: float | None = None
+
+    def as_status(self, **facts: Any) -> JobStatus:
+        """The status of a job of this specification, with what else is known of it."""
+        return JobStatus(**{name: getattr(self, name) for name in _IN_STATUS}, **facts)
 
 
 class Added(StrEnum):

@@ -218,23 +218,14 @@ def _copied(known: Known, places: list[int], digests: Digests) -> Iterator[tuple
 def _done(spec: JobSpec) -> JobStatus:
     """The status of a job that need not be made."""
     now = datetime.now(UTC)
-    return JobStatus(
+    return spec.as_status(
         id="",
         state=JobState.COMPLETED,
-        model=spec.model,
-        hardware=spec.hardware,
-        precision=spec.precision,
-        options=spec.options,
         created_at=now,
         progressed_at=now,
         started_at=None,
         ended_at=None,
         expires_in=timedelta(0),
-        ttl_s=spec.ttl_s,
-        max_errors=spec.max_errors,
-        max_errors_share=spec.max_errors_share,
         sealed=True,
         original_chunks=0,
-        tenant=spec.tenant,
-        lane=spec.lane,
     )

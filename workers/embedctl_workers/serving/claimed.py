@@ -72,25 +72,18 @@ class KnownJobs:
         self._lock = Lock()
         self._known: OrderedDict[str, JobStatus] = OrderedDict()
 
-    def find(self, job_id: str) -> JobStatus | None:
-        """A job, as it was when it was read; None if it is not known."""
-        with self._lock:
-            job = self._known.get(job_id)
-            if job is not None:
-                self._known.move_to_end(job_id)
-            return job
+    def known(self, job_id: str, read: JobStatus | None = None) -> JobStatus:
+        """A job, as it was `read`; if it was not, and is not known, it is read. Raises as :meth:`JobStore.status`.
 
-    def add(self, job: JobStatus) -> None:
-        """Remember a job; the one that was not asked for the longest is forgotten."""
+        The job that was not asked for the longest is forgotten.
+        """
         with self._lock:
-            self._known[job.id] = job
+            if job := self._known.get(job_id):
+                self._known.move_to_end(job_id)
+                return job
+        job = self._jobs.status(job_id) if read is None else read
+        with self._lock:
+            self._known[job_id] = job
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
-
-    def known(self, job_id: str, read: JobStatus | None = None) -> JobStatus:
-        """A job, as it was `read`; if it was not, and is not known, it is read. Raises as :meth:`JobStore.status`."""
-        job = self.find(job_id)
-        if job is None:
-            job = self._jobs.status(job_id) if read is None else read
-            self.add(job)
         return job
