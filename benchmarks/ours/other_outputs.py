@@ -26,6 +26,7 @@ from embedctl_bench.measuring.sampling import least
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
+from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import load_encoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
@@ -38,27 +39,42 @@ MaskedFamily = Literal["bert", "roberta", "xlm-roberta", "distilbert", "mpnet", 
 
 
 def other_outputs(
-    *, output: str = "sparse", model: str = "all-MiniLM-L6-v2", texts: int = 256, batch: int = 32, rounds: int = 7
+    *,
+    output: str = "sparse",
+    model: str = "all-MiniLM-L6-v2",
+    classes: str = "cpu",
+    texts: int = 256,
+    batch: int = 32,
+    rounds: int = 7,
 ) -> Figures:
-    """CPU seconds for passages, the least of so many rounds: through a worker's encoder, and `encode` of the class of
-    sentence-transformers in batches of `batch`. The model's encoder gets a head of random weights."""
+    """CPU seconds for passages, the least of so many rounds: through an encoder of a worker of each of these classes,
+    and `encode` of the class of sentence-transformers in batches of `batch`. The model's encoder gets a head of random
+    weights."""
     torch.set_num_threads(1)
     settings = Settings()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (_sparse if output == "sparse" else _multi)(resolve_model(model).folder, folder)
-        own = load_encoder(settings, settings.hardware_class("cpu"), str(folder), Host(1, cache_folder(settings)))
+        host = Host(1, cache_folder(settings))
+        own = {
+            each: load_encoder(settings, settings.hardware_class(each), str(folder), host)
+            for each in classes.split(",")
+        }
         kind = SparseEncoder if output == "sparse" else MultiVectorEncoder
         other = kind(str(folder), device="cpu")
         corpus = passages(texts)
     chunk = ChunkInput(0, bytes(len(corpus)), [text.encode() for text in corpus])
-    contenders = [
-        ("embedctl", lambda: own.encode(own.prepare(chunk, {"vectors": [output]}))),
+    contenders: list[tuple[str, Callable[[], object]]] = [
+        *((name, partial(_encode, encoder, chunk, output)) for name, encoder in own.items()),
         (kind.__name__, lambda: other.encode(corpus, batch_size=batch, show_progress_bar=False)),
     ]
     seconds = least([(name, partial(_cpu_s, encode)) for name, encode in contenders], rounds)
     figures = {f"{name}: CPU s for 1,000 texts": 1000 * each / texts for name, each in seconds.items()}
-    return {**figures, f"embedctl x {kind.__name__}": seconds[kind.__name__] / seconds["embedctl"]}
+    return {**figures, **{f"{name} x {kind.__name__}": seconds[kind.__name__] / seconds[name] for name in own}}
+
+
+def _encode(encoder: ChunkEncoder, chunk: ChunkInput, output: str) -> None:
+    encoder.encode(encoder.prepare(chunk, {"vectors": [output]}))
 
 
 def _cpu_s(work: Callable[[], object]) -> float:

@@ -15,9 +15,11 @@ import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
 from embedctl_config.errors import ModelError
-from embedctl_config.hardware import HardwareClass
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
+from embedctl_workers.accuracy.ranking import agreements
+from embedctl_workers.arrays.outputs import WEIGHT
 from embedctl_workers.arrays.tokens import Found
 from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -111,6 +113,9 @@ def test_a_model_of_three_heads_gives_all_in_one_pass(tiny_model: MakeModel, hos
         assert dict(weights.tolist()) == pytest.approx(largest, abs=1e-4)
         of_tokens = torch.nn.functional.normalize(multi(states[1:]), dim=-1).detach().numpy()
         np.testing.assert_allclose(vectors, of_tokens, atol=1e-4)
+    ranked = agreements(encoder, "int8", host)
+    assert [each.output for each in ranked] == ["sparse", "multi"]
+    assert all(each.overlap == 1 and each.ndcg == pytest.approx(1) for each in ranked)
     (folder / "sparse_linear.pt").write_bytes(b"PK")
     with pytest.raises(ModelError, match=r"sparse_linear\.pt can't be read"):
         TorchBackend.load(str(folder), None, host, {})
@@ -150,6 +155,46 @@ def test_the_gate_holds_each_number_to_the_reference(
     assert report is not None
     assert not report.passed
     assert "off by more than 0.0001" in str(report)
+
+
+def shaken(cell: Any) -> Any:
+    """A cell whose numbers are off by about half of themselves."""
+    numbers = cell["weight"] if cell.dtype == WEIGHT else cell
+    numbers *= np.random.default_rng(0).normal(1, 0.5, numbers.shape).astype(np.float32)
+    return cell
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("cpu-bf16", marks=pytest.mark.needs("bf16")),
+        pytest.param("cpu-int8", marks=[pytest.mark.needs("avx2"), pytest.mark.needs("compiler")]),
+    ],
+)
+@pytest.mark.parametrize("make", [make_sparse, make_multi])
+def test_below_fp32_the_gate_holds_rankings_to_those_in_fp32(
+    make: Callable[[Path, Tiny], Path], name: str, tmp_path: Path, host: Host
+) -> None:
+    entry = SHIPPED_CLASSES[name]
+    encoder = load_encoder(Settings(), entry, str(make(tmp_path, Tiny())), host)
+    assert encoder.backend.engine.startswith("packed")
+    report = run_gate(encoder, entry, host)
+    assert report is not None
+    (ranking,) = report.rankings
+    assert 0.85 < ranking.overlap < 1, "rankings are those of fp32"  # below 1: it is another computation
+    assert run_gate(encoder, entry, host) == report  # as it was noted
+    whole = encoder.backend.finish
+
+    def sabotaged(output: Any, *, normalize: bool) -> Found:
+        found = whole(output, normalize=normalize)
+        found[:, 0] = [shaken(cell) for cell in found[:, 0]]
+        return found
+
+    encoder.backend.finish = sabotaged  # type: ignore[method-assign]
+    found = measure_backend(encoder, entry, host)
+    assert found is not None
+    assert not found.rankings[0].passed
+    assert "FAILED), nDCG@10" in str(found)
 
 
 def test_what_only_torch_computes_is_refused_elsewhere_and_unknown_modules_by_name(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ import pytest
 
 from embedctl_config.errors import GateFailed, MissingExtra, ModelError
 from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
+from embedctl_workers.accuracy.ranking import BEST, PASSAGES, QUERIES, agreement, ranked
 from embedctl_workers.accuracy.report import Report
 from embedctl_workers.arrays.distance import measure
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
@@ -75,7 +77,7 @@ class Gated(DummyBackend):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"dim": DIM, **options})
-        self.reference = Reference(FILES)
+        self.reference, self.outputs = Reference(FILES), PLAIN
 
 
 def test_the_texts_are_of_all_lengths_and_each_is_its_own() -> None:
@@ -99,6 +101,22 @@ def test_figures_are_those_of_unit_vectors_and_the_worst_text_is_named(vectors: 
     assert found.min_cosine == pytest.approx(-1)
     assert found.mean_cosine == pytest.approx((len(vectors) - 2) / len(vectors))
     assert found.max_abs_error == pytest.approx(2 * np.abs(unit[3]).max())
+
+
+def test_agreement_counts_the_same_passages_and_discounts_their_places() -> None:
+    reference = ranked(-np.arange(2 * BEST, dtype=np.float32)[np.newaxis])
+    assert reference.tolist() == [list(range(BEST))]
+    same, backwards = agreement(Output.SPARSE, reference, reference, 0.9), reference[:, ::-1]
+    assert (same.overlap, same.passed) == (1, True)
+    assert same.ndcg == pytest.approx(1)
+    gains, discounts = np.arange(BEST, 0, -1), np.log2(np.arange(BEST) + 2)
+    turned = agreement(Output.SPARSE, backwards, reference)
+    assert turned.ndcg == pytest.approx((gains[::-1] / discounts).sum() / (gains / discounts).sum())
+    assert turned.overlap == 1
+    shifted = agreement(Output.SPARSE, reference + 2, reference, 0.9)
+    assert (shifted.overlap, shifted.passed) == (0.8, False)
+    assert agreement(Output.SPARSE, reference + BEST, reference).ndcg == 0
+    assert (len(QUERIES), len(PASSAGES), len({*QUERIES, *PASSAGES})) == (30, 120, 150)
 
 
 def test_a_class_is_held_to_its_own_bounds_then_to_the_artefacts_then_to_its_precisions() -> None:

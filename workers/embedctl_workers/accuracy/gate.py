@@ -13,6 +13,7 @@ from embedctl_config.errors import GateFailed
 from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.outputs import Output
 from embedctl_config.wire import ChunkInput, RecordKind
+from embedctl_workers.accuracy.ranking import Agreement, agreements
 from embedctl_workers.accuracy.report import FEW, Check, Report
 from embedctl_workers.arrays.distance import Measured, measure
 from embedctl_workers.arrays.halves import rounded
@@ -70,7 +71,8 @@ def _passed_before(found: Any) -> Report | None:
     if found is None:
         return None
     checks = [_check(**each) for each in found["checks"]]
-    return Report(**{**found, "bounds": Thresholds(**found["bounds"]), "checks": checks})
+    rankings = [Agreement(**each) for each in found["rankings"]]
+    return Report(**{**found, "bounds": Thresholds(**found["bounds"]), "checks": checks, "rankings": rankings})
 
 
 def _check(measured: Mapping[str, Any], bounds: Mapping[str, Any], **others: Any) -> Check:
@@ -107,6 +109,7 @@ def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) 
         bounds=bounds,
         overrides=hardware.overrides_in_words,
         checks=_Gate(encoder, bounds, plain.shape[1], float16=hardware.stores_float16).checks(plain, prompted),
+        rankings=agreements(encoder, hardware.precision, host),
     )
 
 
@@ -114,12 +117,13 @@ class _Gate:
     """Encodes the gate's texts like a chunk, in the encoder's batches or in chosen ones.
 
     If results store the vectors in float16, their distances are measured after that rounding. A model that gives no
-    dense vectors is measured by its own output, as rows of `columns`: each of their numbers has a bound, too.
+    dense vectors is measured by its own output, as rows of `columns`: in fp32, each of their numbers has a bound, too.
     """
 
     def __init__(self, encoder: ChunkEncoder, bounds: Thresholds, columns: int, *, float16: bool) -> None:
         self._columns = columns
         self._other = encoder.backend.outputs[0] if Output.DENSE not in encoder.backend.outputs else None
+        self._exact = bounds.max_abs_error <= _ABSOLUTE
         self._float16 = float16
         self._encoder = encoder
         self._bounds = bounds
@@ -178,8 +182,9 @@ class _Gate:
         failures = dict(found.failures)
         if self._other is not None:
             normalized = False
-            close = np.isclose(found.vectors, expected, _RELATIVE, _ABSOLUTE)
-            failures |= {name: _OTHERWISE for name, row in zip(found.names, close, strict=True) if not row.all()}
+            if self._exact:
+                close = np.isclose(found.vectors, expected, _RELATIVE, _ABSOLUTE)
+                failures |= {name: _OTHERWISE for name, row in zip(found.names, close, strict=True) if not row.all()}
         elif normalized:
             expected = unit(expected)
         measured = measure(found.vectors, expected)

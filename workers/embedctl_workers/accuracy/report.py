@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from embedctl_config.hardware import Thresholds
+from embedctl_workers.accuracy.ranking import Agreement
 from embedctl_workers.arrays.distance import Measured
 from embedctl_workers.tables import table
 
@@ -52,17 +53,19 @@ class Check:
 class Report:
     """All checks of one model as one class runs it, against torch in fp32.
 
-    The first check encodes in the batches that a chunk would be cut into. The second compares raw vectors.
+    The first check encodes in the batches that a chunk would be cut into. The second compares raw vectors. Below fp32,
+    there are the rankings by sparse vectors and multi-vectors, too.
     """
 
     title: str
     bounds: Thresholds
     overrides: str
     checks: Sequence[Check]
+    rankings: Sequence[Agreement] = ()
 
     @property
     def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
+        return all(check.passed for check in self.checks) and all(each.passed for each in self.rankings)
 
     @property
     def figures(self) -> str:
@@ -90,6 +93,7 @@ class Report:
                 }
                 for check in self.checks
             ],
+            "rankings": [{**asdict(each), "passed": each.passed} for each in self.rankings],
         }
 
     def __str__(self) -> str:
@@ -111,7 +115,7 @@ class Report:
         lines = table(rows, figures=range(1, 7))
         lost = [f"{check.name}: text {name!r}: {why}" for check in self.checks for name, why in check.failures.items()]
         own = [f"bounds set by the class: {self.overrides}"] if self.overrides else []
-        return "\n".join([self.title, *lines, *lost, *own])
+        return "\n".join([self.title, *lines, *map(str, self.rankings), *lost, *own])
 
 
 def _finite(figures: Measured | Thresholds) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from embedctl_config.errors import MissingExtra
 from embedctl_workers.machine import teams
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.compiling import NOT_COMPILED
-from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.files import ModelFiles
 
 if TYPE_CHECKING:
     from embedctl_config.hardware import ModelEntry
@@ -45,7 +45,7 @@ class Int8Backend:
                 missing = f"{error.name} is not installed"
             else:
                 try:
-                    return TorchInt8Backend(resolve_model(model, entry), host)
+                    return TorchInt8Backend.load(model, entry, host, options)
                 except NotInt8 as error:
                     missing = str(error)
         log.info("int8 runs on onnxruntime, not in the packed engine: %s", missing)

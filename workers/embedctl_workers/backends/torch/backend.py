@@ -183,13 +183,11 @@ class TorchBackend(SentenceModel):
         self._late: LateTexts | None = None
         self._queries: CpuEngine | None = None
         if Output.DENSE in files.outputs:
-            if self.HEADS and self._packed is not None and files.outputs != PLAIN:
+            if self._packed is not None and files.outputs != PLAIN:
                 from embedctl_workers.backends.torch.packed.heads import heads_beside
 
-                self._heads, self.outputs = (
-                    heads_beside(files, Tokenizer.from_str(self._rules.tokenizer)),
-                    files.outputs,
-                )
+                self.outputs = files.outputs
+                self._heads = heads_beside(files, Tokenizer.from_str(self._rules.tokenizer))
                 self.widths = {output: head.width for output, head in self._heads.items()}
             return
         from embedctl_workers.backends.torch.late import LateTexts
@@ -221,10 +219,8 @@ class TorchBackend(SentenceModel):
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
-        return cls(resolve_model(model, entry, plain=not cls.HEADS), host, **options)
+        return cls(resolve_model(model, entry, plain=False), host, **options)
 
-    #: Whether it gives sparse vectors and multi-vectors.
-    HEADS: ClassVar[bool] = True
     #: The engine's name for a model that is run through its own modules.
     PADDED: ClassVar[str] = "padded, torch"
 
@@ -264,7 +260,6 @@ class TorchBf16Backend(TorchBackend):
     """
 
     PADDED: ClassVar[str] = "padded, torch bf16"
-    HEADS: ClassVar[bool] = False
 
     def __init__(self, files: ModelFiles, host: Host, engine: str = "auto", products: str = "auto") -> None:
         if why := no_bf16():

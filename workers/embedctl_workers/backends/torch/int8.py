@@ -35,7 +35,6 @@ class TorchInt8Backend(TorchBackend):
     """As :class:`TorchBackend`, with the layers' products, and attention, in int8; raises NotInt8 or ModelError."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    HEADS: ClassVar[bool] = False
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
         _refuse_others(files)
@@ -45,7 +44,7 @@ class TorchInt8Backend(TorchBackend):
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
-        return cls(resolve_model(model, entry), host)
+        return cls(resolve_model(model, entry, plain=False), host)
 
     def _layers(self, weights: Weights, kernels: Kernels, host: Host) -> LayerKind:
         if not fits_int8(weights):
