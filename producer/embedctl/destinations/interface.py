@@ -150,7 +150,7 @@ class Batch:
     """Records that are written and made durable together. No id occurs twice.
 
     Attributes:
-        vectors: in the type of the contract; all finite.
+        vectors: in the type of the contract; all finite, as those of the other kinds.
         sources: from what each row is made; None if the job has no digests of its texts.
         kept: each record's kept fields as a JSON object; None if the job keeps none.
         positions: int64, of the records in the job.

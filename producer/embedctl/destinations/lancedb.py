@@ -15,12 +15,9 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
 
-import numpy as np
-
 from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored, source_of_text
 from embedctl.destinations.unfinished import check_folder, locked
 from embedctl.destinations.urls import DestinationUrl
-from embedctl.waiting.shapes import MultiVectors
 from embedctl_config import durable
 from embedctl_config.errors import (
     DestinationRefused,
@@ -236,15 +233,9 @@ class LanceTable(Destination):
         if "embedding" in schema.names:
             columns["embedding"] = _lists(batch.vectors)
         if batch.multi is not None:
-            columns["multi"] = self._multi(batch.multi, schema.field("multi").type.value_type.value_type)
+            offsets = pa.array(batch.multi.starts, pa.int32())
+            columns["multi"] = pa.ListArray.from_arrays(offsets, _lists(batch.multi.vectors))
         return pa.table([columns[name] for name in schema.names], schema=schema)
-
-    def _multi(self, rows: MultiVectors, kind: pa.DataType) -> pa.ListArray:
-        with np.errstate(over="ignore"):
-            vectors = rows.vectors.astype(kind.to_pandas_dtype(), copy=False)
-        if not np.isfinite(vectors).all():  # LanceDB would take it
-            raise DestinationRefused(f"{self.name} refuses it: the multi-vector is not finite, or overflows {kind}")
-        return pa.ListArray.from_arrays(pa.array(rows.starts, pa.int32()), _lists(vectors))
 
     def _sync(self) -> None:
         """Sync the files of the newest version, its manifest and their folders: LanceDB leaves them to the kernel."""

@@ -17,8 +17,6 @@ from embedctl_config.wire import ErrorCode
 
 #: The ranges of int8 are those of this many records, the first ones.
 CALIBRATED_ON = 100_000
-#: The least value that becomes infinite as float16: half a step beyond the greatest one, 65,504.
-_FLOAT16_OVERFLOWS = 65_520
 
 
 class Dtype(StrEnum):
@@ -72,15 +70,18 @@ class Numbers:
         """A chunk in which the records whose vectors overflow these numbers have failed, and these records."""
         if self.kind is not Dtype.FLOAT16:
             return chunk, []
-        overflows = np.flatnonzero((np.abs(chunk.vectors) >= _FLOAT16_OVERFLOWS).any(axis=1)).tolist()
-        if not overflows:
+        overflows = not_finite(chunk, self.dtype) & ~np.isin(chunk.positions, [each.position for each in chunk.errors])
+        if not overflows.any():
             return chunk, []
         vectors = chunk.vectors.copy()
         vectors[overflows] = np.nan
         code, why = ErrorCode.NON_FINITE, f"the vector overflows {self.kind}"
-        refused = [FailedRecord(int(chunk.positions[row]), chunk.ids[row], code, why) for row in overflows]
+        rows = np.flatnonzero(overflows).tolist()
+        refused = [FailedRecord(int(chunk.positions[row]), chunk.ids[row], code, why) for row in rows]
         errors = sorted([*chunk.errors, *refused], key=lambda each: each.position)
-        return replace(chunk, vectors=vectors, errors=errors), refused
+        sparse = None if chunk.sparse is None else chunk.sparse.without(overflows)
+        multi = None if chunk.multi is None else chunk.multi.without(overflows)
+        return replace(chunk, vectors=vectors, errors=errors, sparse=sparse, multi=multi), refused
 
     def restored(self, numbers: npt.NDArray[Any], dim: int) -> Vectors:
         """Vectors of `dim` dimensions near those that :meth:`of` made these numbers of; of them, it makes the same
@@ -123,6 +124,25 @@ class Numbers:
 
 
 FLOAT32 = Numbers()
+
+
+def not_finite(chunk: ChunkVectors, dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """The rows of a chunk with a dense vector or a multi-vector that is not finite in this type (float32 or float16),
+    or with such a weight, as float32; a failed record's dense vector is NaN."""
+    rows = ~_finite(chunk.vectors, dtype)
+    if (sparse := chunk.sparse) is not None:
+        rows[sparse.row_of_each[~_finite(sparse.weights[:, None], sparse.weights.dtype)]] = True
+    if (multi := chunk.multi) is not None:
+        rows[multi.row_of_each[~_finite(multi.vectors, dtype)]] = True
+    return rows
+
+
+def _finite(vectors: Vectors, dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    numbers, most = vectors.ravel(), float(np.finfo(dtype).max)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if float(np.dot(numbers, numbers)) < most**2:  # the sum of all squares is soon made
+            return np.ones(len(vectors), np.bool_)
+        return np.asarray(np.isfinite(vectors.astype(dtype, copy=False)).all(axis=1))
 
 
 def load_ranges(path: Path) -> Vectors:

@@ -17,9 +17,9 @@ from embedctl.corpus.digests import DIGEST_BYTES
 from embedctl.destinations.ids import NAMED, Duplicates, LeftOut, no_id
 from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored
 from embedctl.destinations.loop import Delivered, Refused, RefusedRecord
-from embedctl.destinations.numbers import Dtype, numbers_of
+from embedctl.destinations.numbers import Dtype, not_finite, numbers_of
 from embedctl.destinations.writing import sources_of, tried, write
-from embedctl.waiting.results import ChunkVectors, Vectors
+from embedctl.waiting.results import ChunkVectors
 from embedctl.waiting.waiter import Waiter
 from embedctl_config.errors import InputError, OutputError, SettingsError
 from embedctl_config.record_ids import IdType, RecordId
@@ -119,25 +119,23 @@ class Gathered:
         good = ~np.isin(chunk.positions, [error.position for error in chunk.errors])
         if self.left_out is not None:
             good &= ~self.left_out.among(chunk.positions)
-        rows = np.flatnonzero(good)
-        exact = chunk.vectors if good.all() else chunk.vectors[rows]
-        with np.errstate(over="ignore"):  # what overflows is refused by name
-            vectors: Stored = exact.astype(self.contract.dtype, copy=False)
-        if not _all_fit(exact, vectors.dtype):
-            fits = np.isfinite(vectors).all(axis=1)
-            for row, label in zip(rows[~fits].tolist(), self._ids(chunk, rows[~fits]), strict=True):
-                what = f"overflows {self.contract.dtype}" if np.isfinite(chunk.vectors[row]).all() else "is not finite"
+        dtype, whole = np.dtype(self.contract.dtype), np.dtype(np.float32)
+        if (unfit := good & not_finite(chunk, dtype)).any():
+            infinite, refused = not_finite(chunk, whole), np.flatnonzero(unfit)
+            for row, label in zip(refused.tolist(), self._ids(chunk, refused), strict=True):
+                what = "is not finite" if infinite[row] else f"overflows {dtype}"
                 self.refuse(RefusedRecord(int(chunk.positions[row]), label, f"the vector {what}"))
-            rows, vectors = rows[fits], vectors[fits]
+            good &= ~unfit
+        rows = np.flatnonzero(good)
         kept, digests, sources = chunk.kept, chunk.digests, self.contract.sources
         return Batch(
             self._ids(chunk, rows),
-            vectors,
+            (chunk.vectors if good.all() else chunk.vectors[rows]).astype(dtype, copy=False),
             None if digests is None else sources(digests[rows].view(f"V{DIGEST_BYTES}")[:, 0].tolist()),
             [json.dumps(kept[row], ensure_ascii=False) for row in rows] if self.keeps and kept is not None else None,
             chunk.positions[rows],
             None if chunk.sparse is None else chunk.sparse.select(rows),
-            None if chunk.multi is None else chunk.multi.select(rows),
+            None if chunk.multi is None else chunk.multi.select(rows).astype(dtype),
         )
 
     def _joined(self, parts: list[Batch]) -> Batch:
@@ -161,14 +159,6 @@ class Gathered:
         if None in found:
             raise no_id(1, [int(chunk.positions[rows[found.index(None)]])])
         return self.held(cast("Sequence[RecordId]", found))
-
-
-def _all_fit(vectors: Vectors, dtype: np.dtype[Any]) -> bool:
-    """Whether no component is NaN, or infinite in this type, as the sum of all squares tells, which is soon made;
-    perhaps False where all are finite, and the sum is too large."""
-    numbers = vectors.ravel()
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(float(np.dot(numbers, numbers)) < float(np.finfo(dtype).max) ** 2)
 
 
 def _refuse_twice(batch: Batch) -> None:

@@ -29,12 +29,23 @@ class _Rows:
         """Where each row begins in the flat arrays, and where the last one ends: int64, rows + 1."""
         return np.concatenate([[0], np.cumsum(self.counts)])
 
+    @property
+    def row_of_each(self) -> npt.NDArray[np.int64]:
+        """The row that each entry of the flat arrays belongs to."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
     def select(self, rows: slice | npt.NDArray[np.int64]) -> Self:
         """These rows, in this order."""
         starts, counts = self.starts[:-1][rows], self.counts[rows]
         ends = np.cumsum(counts)
         flat = np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())
         return replace(self, counts=counts, **{name: getattr(self, name)[flat] for name in self._FLAT})
+
+    def without(self, rows: npt.NDArray[np.bool_]) -> Self:
+        """The same with nothing in some rows."""
+        flat = ~rows[self.row_of_each]
+        rest = {name: getattr(self, name)[flat] for name in self._FLAT}
+        return replace(self, counts=np.where(rows, 0, self.counts), **rest)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -74,11 +85,14 @@ class SparseVectors(_Rows):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultiVectors(_Rows):
-    """Multi-vectors: float32, all vectors of all rows × `width`."""
+    """Multi-vectors: all vectors of all rows × `width`; float32, but in the type of a table in a batch for one."""
 
     _FLAT: ClassVar[tuple[str, ...]] = ("vectors",)
 
     vectors: npt.NDArray[np.float32]
+
+    def astype(self, dtype: np.dtype[Any]) -> Self:
+        return replace(self, vectors=self.vectors.astype(dtype, copy=False))
 
     @classmethod
     def of(cls, wire: outputs.Multi) -> Self:

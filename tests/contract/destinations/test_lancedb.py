@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,7 +18,7 @@ from embedctl.destinations.registry import destination_of
 from embedctl_config.errors import DestinationUnavailable, OutputError
 from embedctl_config.settings import Settings
 from tests.support.database_rows import written
-from tests.support.databases import CONTRACT, DIM, MULTI, Lance, assert_holds, batch, with_outputs
+from tests.support.databases import CONTRACT, DIM, Lance, assert_holds, batch
 from tests.support.forked import status_of_fork
 
 
@@ -93,16 +92,6 @@ def test_a_table_of_lance_that_was_begun_is_made(in_lance: Lance) -> None:
     (in_lance.folder / f"{in_lance.table}.lance").mkdir(parents=True)
     written(in_lance, batch(["a"]))
     assert_holds(in_lance, batch(["a"]))
-
-
-def test_a_multi_vector_that_overflows_is_refused_alone(in_lance: Lance) -> None:
-    rows, contract = with_outputs(batch(["a", "b"]), ["multi"])
-    assert rows.multi is not None
-    rows.multi.vectors[0, 1] = 1e5
-    with in_lance.delivery(replace(contract, dtype="float16")) as destination:
-        (found,) = writing.write(destination, rows)
-    assert (found.id, "overflows halffloat" in found.reason) == ("a", True)
-    assert in_lance.other_vectors() == {"b": {"multi": MULTI[1]}}
 
 
 def test_two_processes_do_not_write_to_one_lance_table(in_lance: Lance) -> None:

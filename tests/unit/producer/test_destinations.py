@@ -31,6 +31,7 @@ from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
 from embedctl.destinations.rows import Options, Rows
 from embedctl.destinations.writing import write
 from embedctl.waiting.results import ChunkVectors
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import (
     DestinationRefused,
     DestinationUnavailable,
@@ -375,14 +376,23 @@ def test_without_digests_and_with_kept_fields_all_is_written() -> None:
 
 
 def test_a_vector_that_overflows_its_type_is_refused_by_name() -> None:
-    (chunk,) = chunks(["a", "b", "c"])
+    (chunk,) = chunks(["a", "b", "c", "d", "e"])
     chunk.vectors[1] = 70_000.0
     chunk.vectors[2] = np.nan
+    counts, weights = np.array([1, 0, 0, 0, 2]), np.array([70_000, 1, np.inf], np.float32)
+    tokens = np.array([[1, 1], [1, 70_000], [1, 2]], np.float32)
+    chunk = dataclasses.replace(
+        chunk,
+        sparse=SparseVectors(9, counts, np.arange(3, dtype=np.uint32), weights),
+        multi=MultiVectors(2, np.array([1, 0, 0, 1, 1]), tokens),
+    )
     done, refused = delivered(Memory(), Results(chunk), Options(dtype=Dtype.FLOAT16))
-    assert done == Delivered(written=1, refused=2)
+    assert done == Delivered(written=1, refused=4)
     assert [(each.id, each.reason) for each in refused] == [
         ("b", "the vector overflows float16"),
         ("c", "the vector is not finite"),
+        ("d", "the vector overflows float16"),
+        ("e", "the vector is not finite"),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from embedctl.destinations.numbers import Dtype, Numbers, agreed, load_ranges, r
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
 from embedctl.waiting.results import no_records
+from embedctl.waiting.shapes import MultiVectors
 from embedctl_config.errors import OutputError, SettingsError
 from tests.support.result_chunks import result_chunk, unit_vectors
 
@@ -129,13 +131,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_what_overflows_float16_is_an_error_of_its_record_alone() -> None:
     vectors = unit_vectors(4, 2)
     vectors[1, 0], vectors[3, 1] = 65_519, -65_520
-    chunk = result_chunk(vectors, first=10, failed=[0])
+    multi = MultiVectors(1, np.array([0, 2, 2, 1]), np.array([[1], [2], [65_519], [65_520], [5]], np.float32))
+    chunk = replace(result_chunk(vectors, first=10, failed=[0]), multi=multi)
     found, refused = Numbers(Dtype.FLOAT16).fitting(chunk)
     assert [(each.position, each.code, each.message) for each in refused] == [
-        (13, "non_finite", "the vector overflows float16")
+        (12, "non_finite", "the vector overflows float16"),
+        (13, "non_finite", "the vector overflows float16"),
     ]
     assert found.errors == [*chunk.errors, *refused]
-    assert np.isfinite(Numbers(Dtype.FLOAT16).of(found.vectors)).all(axis=1).tolist() == [False, True, True, False]
+    assert np.isfinite(Numbers(Dtype.FLOAT16).of(found.vectors)).all(axis=1).tolist() == [False, True, False, False]
+    assert found.multi is not None
+    assert (found.multi.counts.tolist(), found.multi.vectors.tolist()) == ([0, 2, 0, 0], [[1], [2]])
     assert np.isfinite(vectors).all(), "the chunk itself stays as it is"
     assert Numbers(Dtype.FLOAT32).fitting(chunk) == (chunk, [])
 
