@@ -104,6 +104,10 @@ class Postgres(Database):
             if "sparse" in row:  # such as {2:0.5,8:0.25}/99, counted from 1
                 pairs = re.findall(r"(\d+):([\d.]+)", row["sparse"])
                 found[label]["sparse"] = {int(index) - 1: float(weight) for index, weight in pairs}
+        if self.connection.execute("SELECT to_regclass(%s)", (f"{self.table}_multi",)).fetchone() != (None,):
+            query = f"SELECT id, embedding::real[] FROM {self.table}_multi ORDER BY id, position"
+            for label, vector in self.connection.execute(query).fetchall():
+                found[label].setdefault("multi", []).append(vector)
         return found
 
     def drop_connections(self) -> None:
@@ -122,7 +126,7 @@ class Postgres(Database):
         return row != (None,)
 
     def remove(self) -> None:
-        self.connection.execute(f"DROP TABLE {self.table}")
+        self.connection.execute(f"DROP TABLE IF EXISTS {self.table}_multi, {self.table}")
 
     def edit_source(self, label: str, source: str) -> None:
         query = f"UPDATE {self.table} SET source = %s WHERE id = %s"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import quote, urlencode
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
-from embedctl.destinations.postgresql_copy import encoded
+from embedctl.destinations.postgresql_copy import child_rows
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import DestinationRefused, MissingExtra, OutputError, SettingsError
 from embedctl_config.outputs import Output
@@ -20,16 +20,16 @@ try:
     from psycopg import sql
 
     from embedctl.destinations.postgresql_errors import explained, reason
-    from embedctl.destinations.postgresql_table import checked_columns, vector_columns
+    from embedctl.destinations.postgresql_table import Table, check_child, checked_columns, dense_type, vector_columns
 except ImportError as error:
     raise MissingExtra("pgvector", "postgresql://") from error
 
 #: How long a connection may take unless the URL says otherwise (seconds).
 _CONNECT_S = 10
 #: The contracts of a schema's tables, in that schema: whatever a role's search path is, a table is bound once.
-_CONTRACTS, _BATCH, _COMMA = "embedctl_contracts", sql.Identifier("embedctl_batch"), sql.SQL(", ")
-#: The rows of a batch that are not in the table, though nothing was refused.
-_LEFT_OUT = sql.SQL("SELECT id, source FROM {0} EXCEPT SELECT id, source FROM {1} WHERE id IN (SELECT id FROM {0})")
+_CONTRACTS = "embedctl_contracts"
+#: What follows the name of a table in that of the table of its multi-vectors; the longest name (bytes).
+_CHILD, _LONGEST = "_multi", 63
 #: Locks that last to the end of the transaction: of making tables, and, plus a table's number, of writing to it.
 _MAKING, _WRITING = 0x656D6264 << 32, 0x656D6265 << 32
 #: Rows that are fetched together.
@@ -39,9 +39,13 @@ _FETCHED = 20_000
 class PostgresTable(Destination):
     """A table with the columns id (unique; text, bigint, uuid, numeric, bytea or date), embedding (vector or halfvec)
     and sparse (sparsevec), each if the contract has these vectors, source (bytea) and metadata (jsonb: kept fields).
-    Columns that are not ours stay as they are."""
+    Columns that are not ours stay as they are.
 
-    outputs = (Output.DENSE, Output.SPARSE)
+    Multi-vectors stand in a table beside it, `TABLE_multi`, a row for each vector: id, which refers to the record's row
+    and is deleted with it, position (in the text, from 0) and embedding.
+    """
+
+    outputs = tuple(Output)
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         table = url.needed("table").split(".")
@@ -62,7 +66,7 @@ class PostgresTable(Destination):
         self._connection: psycopg.Connection[Any] | None = None
         self._contract = Contract("", "", "", {}, 0)
         self._contracts, self._number = sql.Identifier(_CONTRACTS), 0
-        self._columns: tuple[str, ...] = ()
+        self._child, self._tables = sql.Identifier(_CHILD), list[Table]()
         #: Whether the table held no rows, so that rows may just be added: one that is there is noticed.
         self._is_fresh = False
 
@@ -95,23 +99,18 @@ class PostgresTable(Destination):
             yield from cursor.execute(sql.SQL("SELECT id, source FROM {} WHERE id IS NOT NULL").format(self._table))
 
     def write(self, batch: Batch) -> None:
-        if batch.kept is not None and "metadata" not in self._columns:
+        if batch.kept is not None and "metadata" not in self._tables[0].columns:
             raise OutputError(f"{self.name}: kept fields need a column metadata of the type jsonb, or omit --keep")
         with self._transaction() as cursor:
             has_triggers = self._lock(cursor)
             if self._is_fresh and not has_triggers and self._added(cursor, batch):
                 return
-            cursor.execute(
-                sql.SQL("CREATE TEMP TABLE {} (id {}, {}, source bytea, metadata jsonb) ON COMMIT DROP").format(
-                    _BATCH, self._id_type, self._vectors()
-                )
-            )
-            self._copy(cursor, _BATCH, batch)
-            fewer = cursor.execute(self._upsert()).rowcount < len(batch)  # than that were the same already?
-            if has_triggers:
-                cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # some triggers would wait for the commit
-            if (fewer or has_triggers) and cursor.execute(_LEFT_OUT.format(_BATCH, self._table)).rowcount:
-                raise DestinationRefused(f"{self.name} refuses it: a trigger leaves it out")
+            for table, rows in self._rows(batch):
+                fewer = table.write(cursor, rows) < len(rows)  # than that were the same already?
+                if has_triggers:
+                    cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # some triggers would wait for the commit
+                if (fewer or has_triggers) and table.lacks_some(cursor):
+                    raise DestinationRefused(f"{self.name} refuses it: a trigger leaves it out")
 
     def delete(self, rows: Sequence[Row]) -> int:
         with self._transaction() as cursor:
@@ -156,29 +155,21 @@ class PostgresTable(Destination):
     def _id_type(self) -> sql.SQL:
         return sql.SQL(self.id_type.sql)
 
-    def _vectors(self) -> sql.Composed:
-        """The columns of vectors, as a table is made with them."""
-        return _COMMA.join(
-            sql.SQL("{} {}({}) NOT NULL").format(sql.Identifier(name), sql.SQL(kind), sql.Literal(size))
-            for name, (kind, size) in vector_columns(self._contract).items()
-        )
+    def _rows(self, batch: Batch) -> Iterator[tuple[Table, Batch]]:
+        """The rows of each table."""
+        return zip(self._tables, (batch, child_rows(batch)), strict=False)
 
     def _added(self, cursor: psycopg.Cursor[Any], batch: Batch) -> bool:
         """Copy a batch into the table itself, which takes half the time; whether that was possible."""
         try:
             with cursor.connection.transaction():
-                self._copy(cursor, self._table, batch)
+                for table, rows in self._rows(batch):
+                    table.copy(cursor, rows, table.name)
         except psycopg.Error as error:
             if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                 raise
             self._is_fresh = False  # a row is there already, or is refused: the other way tells
         return self._is_fresh
-
-    def _copy(self, cursor: psycopg.Cursor[Any], into: sql.Identifier, batch: Batch) -> None:
-        columns = _COMMA.join(map(sql.Identifier, self._columns))
-        with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)) as copy:
-            for block in encoded(batch, self._columns):
-                copy.write(block)
 
     def _lock(self, cursor: psycopg.Cursor[Any]) -> bool:
         """Keep other deliveries to this table waiting until the transaction ends: two would lock rows crosswise.
@@ -186,28 +177,15 @@ class PostgresTable(Destination):
         or made again, since it was opened."""
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_WRITING + self._number,))
         query = sql.SQL(
-            "SELECT relhastriggers OR relhasrules OR relkind = 'p' FROM {} JOIN pg_class c ON c.oid = \"table\" "
+            "SELECT relhasrules OR relkind = 'p' OR EXISTS (SELECT FROM pg_trigger WHERE NOT tgisinternal AND "
+            'tgrelid IN (c.oid, to_regclass(%s))) FROM {} JOIN pg_class c ON c.oid = "table" '
             'WHERE "table" = to_regclass(%s) AND "table" = %s::oid AND digest = %s'
         )
-        facts = self._quoted, self._number, self._contract.digest
+        facts = self._child.as_string(cursor), self._quoted, self._number, self._contract.digest
         found = cursor.execute(query.format(_beside_values(self._contracts)), facts).fetchone()
         if found is None:
             raise OutputError(f"{self.name}: the table was dropped or replaced meanwhile: run the command again")
         return bool(found[0])
-
-    def _upsert(self) -> sql.Composed:
-        others = self._columns[1:]
-        return sql.SQL(
-            "INSERT INTO {table} AS t ({columns}) SELECT {columns} FROM {batch} ORDER BY id "
-            "ON CONFLICT (id) DO UPDATE SET {changes} WHERE ({old}) IS DISTINCT FROM ({new})"
-        ).format(
-            table=self._table,
-            columns=_COMMA.join(map(sql.Identifier, self._columns)),
-            batch=_BATCH,
-            changes=_COMMA.join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others),
-            old=_COMMA.join(sql.Identifier("t", name) for name in others),
-            new=_COMMA.join(sql.Identifier("excluded", name) for name in others),
-        )
 
     def _opened(self, cursor: psycopg.Cursor[Any]) -> bool:
         """Make what is missing, and check what is there. It all becomes visible at once."""
@@ -215,10 +193,10 @@ class PostgresTable(Destination):
             if not self._contract.is_sized:
                 return False
             self._make_extension(cursor)
-            columns = "id {}, {}, metadata jsonb, source bytea, PRIMARY KEY (id) INCLUDE (source)"
             self.id_type = IdType.named(self._contract.ids)
-            made = sql.SQL("CREATE TABLE {} (" + columns + ")").format(self._table, self._id_type, self._vectors())
-            cursor.execute(made)
+            vectors = [_column(name, *kind) for name, kind in vector_columns(self._contract).items()]
+            made = sql.SQL("CREATE TABLE {} (id {}, {}metadata jsonb, source bytea, PRIMARY KEY (id) INCLUDE (source))")
+            cursor.execute(made.format(self._table, self._id_type, sql.Composed(vectors)))
             self._find(cursor)
         holds_rows = cursor.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(self._table)).rowcount > 0
         self._is_fresh = not holds_rows
@@ -229,9 +207,25 @@ class PostgresTable(Destination):
             query = sql.SQL('INSERT INTO {} ("table", contract, digest) VALUES (%s::oid, %s::jsonb, %s)')
             facts = self._number, self._contract.text, self._contract.digest
             cursor.execute(query.format(_beside_values(self._contracts)), facts)
-        column, self._columns = checked_columns(cursor, self._number, self.name, self._contract)
+        column, columns = checked_columns(cursor, self._number, self.name, self._contract)
         self._check_ids(column)
+        self._tables = [Table(self._table, columns)]
+        if Output.MULTI in self._contract.outputs:
+            self._open_child(cursor, is_made=not holds_rows and self._contract.is_sized)
         return holds_rows
+
+    def _open_child(self, cursor: psycopg.Cursor[Any], *, is_made: bool) -> None:
+        """Open the table of multi-vectors, which is made if it is missing and may be."""
+        name = self._child.as_string(cursor)
+        if is_made and cursor.execute("SELECT to_regclass(%s)", (name,)).fetchone() == (None,):
+            made = sql.SQL(
+                "CREATE TABLE {} (id {} REFERENCES {} (id) ON DELETE CASCADE, position integer, "
+                "{}PRIMARY KEY (id, position))"
+            )
+            vector = _column("embedding", dense_type(self._contract), self._contract.multi_dim)
+            cursor.execute(made.format(self._child, self._id_type, self._table, vector))
+        check_child(cursor, self._child, self._number, self.name, self._contract)
+        self._tables.append(Table(self._child, ("id", "position", "embedding"), key=2))
 
     def _make_extension(self, cursor: psycopg.Cursor[Any]) -> None:
         try:
@@ -244,14 +238,17 @@ class PostgresTable(Destination):
 
     def _find(self, cursor: psycopg.Cursor[Any]) -> bool:
         row = cursor.execute(
-            "SELECT c.oid, nspname, relpersistence = 'p' AND relkind IN ('r', 'p') FROM pg_class c "
+            "SELECT c.oid, nspname, relname, relpersistence = 'p' AND relkind IN ('r', 'p') FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = to_regclass(%s)",
             (self._quoted,),
         ).fetchone()
         if row is None:
             return False
         self._number, self._contracts = row[0], sql.Identifier(row[1], _CONTRACTS)
-        if not row[2]:
+        self._child = sql.Identifier(row[1], child := row[2] + _CHILD)
+        if Output.MULTI in self._contract.outputs and len(child.encode()) > _LONGEST:
+            raise OutputError(f"{self.name}: PostgreSQL has no name as long as {child}: choose a shorter one")
+        if not row[3]:
             raise OutputError(
                 f"{self.name}: PostgreSQL keeps no rows there for good: it is a view, or an unlogged table, which a "
                 "crash empties. Choose a table (ALTER TABLE … SET LOGGED makes it one)"
@@ -280,6 +277,11 @@ class PostgresTable(Destination):
                 f"choose a table that does not exist yet"
             )
         self.take_ids(found, self._contract)
+
+
+def _column(name: str, kind: LiteralString, size: int) -> sql.Composed:
+    """A column of vectors, as a table is made with it, and what parts it from the next one."""
+    return sql.SQL("{} {}({}) NOT NULL, ").format(sql.Identifier(name), sql.SQL(kind), sql.Literal(size))
 
 
 def _beside_values(name: sql.Identifier) -> sql.SQL:

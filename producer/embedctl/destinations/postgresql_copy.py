@@ -37,12 +37,23 @@ def encoded(batch: Batch, columns: Sequence[str]) -> Iterator[bytes]:
     yield b"\xff\xff"
 
 
+def child_rows(batch: Batch) -> Batch:
+    """A row for each vector of a batch's multi-vectors: the id of its record, its position in the text, and itself."""
+    if (multi := batch.multi) is None:
+        return batch.part(slice(0))
+    ids = chain.from_iterable(map(repeat, batch.ids, multi.counts.tolist()))
+    positions = np.arange(len(multi.vectors)) - np.repeat(multi.starts[:-1], multi.counts)
+    return Batch(list(ids), multi.vectors, positions=positions)
+
+
 def _values(batch: Batch, column: str) -> Iterator[bytes]:
     """A value for each row, after its size."""
     if column == "embedding":
         yield from _dense(batch.vectors)
     elif column == "sparse" and batch.sparse is not None:
         yield from _sparse(batch.sparse)
+    elif column == "position" and batch.positions is not None:
+        yield from (_sized(struct.pack(">i", each)) for each in batch.positions.tolist())
     elif column == "id":
         yield from (_sized(_binary(label)) for label in batch.ids)
     elif column == "source" and batch.sources is not None:

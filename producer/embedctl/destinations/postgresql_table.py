@@ -1,41 +1,136 @@
-"""Checks of a PostgreSQL table that is to hold vectors: embedctl's own, or one that the user made."""
+"""A PostgreSQL table that is to hold vectors, embedctl's own or one that the user made, and the one of its
+multi-vectors: what is checked of them, and how rows go there."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, LiteralString
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString
 
-from embedctl.destinations.interface import Contract
+from psycopg import Cursor, sql
+
+from embedctl.destinations.interface import Batch, Contract
+from embedctl.destinations.postgresql_copy import encoded
 from embedctl_config.errors import OutputError
 from embedctl_config.outputs import Output
 
-if TYPE_CHECKING:
-    import psycopg
+#: Temporary tables, where the rows of a batch stand first, and the vectors of its multi-vectors.
+_BATCH, _CHILD_BATCH = sql.Identifier("embedctl_batch"), sql.Identifier("embedctl_multi")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that batches go to, or that of its multi-vectors. The first ones of its columns, which are ours, are its
+    key: two in the latter, or else one."""
+
+    name: sql.Identifier
+    columns: Sequence[str]
+    key: int = 1
+
+    @property
+    def batch(self) -> sql.Identifier:
+        return _BATCH if self.key == 1 else _CHILD_BATCH
+
+    def copy(self, cursor: Cursor[Any], rows: Batch, into: sql.Identifier) -> None:
+        columns = _names(self.columns)
+        with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)) as copy:
+            for block in encoded(rows, self.columns):
+                copy.write(block)
+
+    def write(self, cursor: Cursor[Any], rows: Batch) -> int:
+        """Put rows in the place of those with their keys; returns how many of them were not the same already."""
+        made = sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
+        cursor.execute(made.format(self.batch, _names(self.columns), self.name))
+        self.copy(cursor, rows, self.batch)
+        key, others = self.columns[: self.key], self.columns[self.key :]
+        if self.key > 1:  # vectors that a text has no more
+            surplus = sql.SQL(
+                "DELETE FROM {} AS t WHERE id IN (SELECT id FROM {}) "
+                "AND NOT EXISTS (SELECT FROM {} AS b WHERE (b.id, b.position) = (t.id, t.position))"
+            )
+            cursor.execute(surplus.format(self.name, _BATCH, self.batch))
+        upsert = sql.SQL(
+            "INSERT INTO {table} AS t ({columns}) SELECT {columns} FROM {batch} ORDER BY {key} "
+            "ON CONFLICT ({key}) DO UPDATE SET {changes} WHERE ({old}) IS DISTINCT FROM ({new})"
+        ).format(
+            table=self.name,
+            columns=_names(self.columns),
+            batch=self.batch,
+            key=_names(key),
+            changes=sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others),
+            old=_names(others, "t"),
+            new=_names(others, "excluded"),
+        )
+        return cursor.execute(upsert).rowcount
+
+    def lacks_some(self, cursor: Cursor[Any]) -> bool:
+        """Whether rows of the batch are not in the table, though nothing was refused."""
+        told = _names([name for name in self.columns if name in (*self.columns[: self.key], "source")])
+        query = sql.SQL("SELECT {2} FROM {0} EXCEPT SELECT {2} FROM {1} WHERE id IN (SELECT id FROM {0})")
+        return cursor.execute(query.format(self.batch, self.name, told)).rowcount > 0
+
+
+def _names(columns: Sequence[str], *of: str) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(*of, name) for name in columns)
+
+
+def dense_type(contract: Contract) -> LiteralString:
+    """pgvector's type of vectors with a number for each component."""
+    return "halfvec" if contract.dtype == "float16" else "vector"
 
 
 def vector_columns(contract: Contract) -> dict[str, tuple[LiteralString, int]]:
     """pgvector's type, and the size as the contract has it, of each column of vectors."""
-    dense: LiteralString = "halfvec" if contract.dtype == "float16" else "vector"
-    kinds = {Output.DENSE: ("embedding", dense), Output.SPARSE: ("sparse", "sparsevec")}
-    return {kinds[output][0]: (kinds[output][1], size) for output, size in contract.sizes.items()}
+    kinds: dict[Output, tuple[str, LiteralString]] = {
+        Output.DENSE: ("embedding", dense_type(contract)),
+        Output.SPARSE: ("sparse", "sparsevec"),
+    }
+    sizes = contract.sizes
+    return {column: (kind, sizes[output]) for output, (column, kind) in kinds.items() if output in sizes}
 
 
-def checked_columns(
-    cursor: psycopg.Cursor[Any], number: int, name: str, contract: Contract
-) -> tuple[str, tuple[str, ...]]:
-    """The type of the column id of the table with this number, and which of our columns it has. OutputError: it lacks
-    what is needed."""
+def _types(cursor: Cursor[Any], number: int) -> dict[str, str]:
+    """The type of each column of a table."""
     rows = cursor.execute(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
         "WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
         (number,),
     ).fetchall()
-    types: dict[str, str] = {column: kind.rpartition(".")[2] for column, kind in rows}
+    return {column: kind.rpartition(".")[2] for column, kind in rows}
+
+
+def _allowed(kind: str, size: int, found: str) -> tuple[str, ...]:
+    """The types that a column of vectors may have: of any length, while that is not known."""
+    sized = f"{kind}({size})" if size else found
+    return (sized, kind) if sized.startswith(kind) else (kind,)
+
+
+def check_child(cursor: Cursor[Any], child: sql.Identifier, number: int, name: str, contract: Contract) -> None:
+    """OutputError unless a table is that of the multi-vectors of the table with this number."""
+    found = cursor.execute(
+        "SELECT conrelid FROM pg_constraint JOIN pg_class c ON c.oid = conrelid "
+        "WHERE conrelid = to_regclass(%s) AND confrelid = %s::oid AND relpersistence = 'p' "
+        "AND pg_get_constraintdef(pg_constraint.oid) LIKE 'FOREIGN KEY (id) REFERENCES %%(id) ON DELETE CASCADE'",
+        (child.as_string(cursor), number),
+    ).fetchone()
+    types = {} if found is None else _types(cursor, found[0])
+    kinds = _allowed(dense_type(contract), contract.multi_dim, types.get("embedding", ""))
+    if types.get("position") != "integer" or types.get("embedding") not in kinds:
+        raise OutputError(
+            f"{name}: its multi-vectors need the table {child.as_string(cursor)} with the columns id, which REFERENCES "
+            f"it ON DELETE CASCADE, position of the type integer, and embedding of the type {kinds[0]}: drop both "
+            "tables, or choose one that does not exist yet"
+        )
+
+
+def checked_columns(cursor: Cursor[Any], number: int, name: str, contract: Contract) -> tuple[str, tuple[str, ...]]:
+    """The type of the column id of the table with this number, and which of our columns it has. OutputError: it lacks
+    what is needed."""
+    types = _types(cursor, number)
     expected: dict[str, tuple[str, ...]] = {"source": ("bytea",)}
     vectors = vector_columns(contract)
     for column, (kind, size) in vectors.items():
-        # Of any length, while that is not known.
-        sized = f"{kind}({size})" if size else types.get(column, "")
-        expected[column] = (sized, kind) if sized.startswith(kind) else (kind,)
+        expected[column] = _allowed(kind, size, types.get(column, ""))
     for column, allowed in expected.items():
         if types.get(column) not in allowed:
             raise OutputError(

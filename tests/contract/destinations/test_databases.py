@@ -53,6 +53,7 @@ TYPES: list[list[RecordId]] = [
     [b"\0\xff'", b"", b"a"],
     [date(2026, 1, 2), date(1, 1, 1), date(9999, 12, 31)],
 ]
+WITH_MULTI = ["dense sparse multi", "multi"]
 HALF = dataclasses.replace(CONTRACT, dtype="float16")
 
 
@@ -196,8 +197,7 @@ def test_float16(table: Database) -> None:
 @pytest.mark.parametrize(
     ("table", "outputs"),
     [
-        *(("qdrant", each) for each in ["dense sparse", "sparse", "dense sparse multi", "multi"]),
-        *(("pgvector", each) for each in ["dense sparse", "sparse"]),
+        *((kind, each) for kind in ["qdrant", "pgvector"] for each in ["dense sparse", "sparse", *WITH_MULTI]),
         *(("lancedb", each) for each in ["dense multi", "multi"]),
     ],
     indirect=["table"],
@@ -222,10 +222,19 @@ def test_rows_hold_the_outputs_of_the_contract(table: Database, outputs: str) ->
     assert table.other_vectors().keys() == {"a"}
 
 
-@pytest.mark.parametrize(("table", "lacking"), [("pgvector", "multi"), ("lancedb", "sparse")], indirect=["table"])
-def test_outputs_that_a_table_can_t_hold_are_refused(table: Database, lacking: str) -> None:
-    with pytest.raises(SettingsError, match=f"can't hold {lacking} vectors"):
-        table.destination().refuse_outputs([Output.DENSE, Output(lacking)])
+@pytest.mark.parametrize("table", ["pgvector", "qdrant", "lancedb"], indirect=True)
+def test_multi_vectors_of_float16(table: Database) -> None:
+    rows, contract = with_outputs(batch(["a", "b"]), ["multi"])
+    assert rows.multi is not None
+    half = dataclasses.replace(rows, multi=rows.multi.astype(np.dtype(np.float16)))
+    written(table, half, contract=dataclasses.replace(contract, dtype="float16"))
+    assert [table.other_vectors()[label]["multi"] for label in rows.ids] == MULTI
+
+
+@pytest.mark.parametrize("table", ["lancedb"], indirect=True)
+def test_outputs_that_a_table_can_t_hold_are_refused(table: Database) -> None:
+    with pytest.raises(SettingsError, match="can't hold sparse vectors"):
+        table.destination().refuse_outputs([Output.DENSE, Output.SPARSE])
 
 
 def test_rows_are_deleted_if_they_are_still_as_they_were_read(table: Database) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -17,21 +18,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl.destinations import writing
+from embedctl.destinations import postgresql_table, writing
+from embedctl.destinations.interface import Batch
 from embedctl.destinations.registry import destination_of
 from embedctl.sync.comparison import Limit
-from embedctl.waiting.shapes import SparseVectors
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable, OutputError
 from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 from tests.support.database_rows import OTHER, compared, holds_rows, missing_deleted, refused, rows_of, written
 from tests.support.databases import CONTRACT, DIM, Postgres, assert_holds, batch, postgres_server, with_outputs
+from tests.support.result_chunks import unit_vectors
 from tests.support.waiting import eventually
 
 
-def before_each_row(table: Postgres, body: str, *, when: str = "TRIGGER t BEFORE") -> None:
+def before_each_row(table: Postgres, body: str, *, when: str = "TRIGGER t BEFORE", of: str = "") -> None:
     """Let a trigger do this before each row is inserted."""
-    name, timing = table.table, when.partition(";")
+    name, timing = table.table + of, when.partition(";")
     table.connection.execute(
         f"CREATE FUNCTION of_{name}() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {body} RETURN NEW; END$$; "
         f"CREATE {timing[0]} INSERT ON {name} {timing[2]} FOR EACH ROW EXECUTE FUNCTION of_{name}()"
@@ -77,6 +80,76 @@ def test_a_sparse_vector_of_too_many_values_is_refused_alone(in_postgres: Postgr
         "none": 0,
         "most": 16_000,
     }
+
+
+def tokens(ids: Sequence[str], seed: int) -> Batch:
+    """Records with 1, 2, 3 … vectors."""
+    counts = np.arange(1, len(ids) + 1)
+    vectors = unit_vectors(int(counts.sum()), 4, seed)
+    return replace(with_outputs(batch(ids, seed=seed), ["multi"])[0], multi=MultiVectors(4, counts, vectors))
+
+
+def test_multi_vectors_of_postgres_go_with_their_rows(in_postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into an empty table they are copied; a batch that comes again changes none; the page's query compares them."""
+    rows, name, execute = tokens(["a", "b", "c"], 1), in_postgres.table, in_postgres.connection.execute
+    contract = with_outputs(batch(["a", "b"]), ["multi"])[1]
+    with in_postgres.delivery(contract) as destination, monkeypatch.context() as patched:
+        patched.delattr(postgresql_table.Table, "write")
+        destination.write(rows)
+    stamps = f"SELECT id, xmin::text FROM {name}_multi ORDER BY id, position"
+    before = execute(stamps).fetchall()
+    written(in_postgres, rows, contract=contract)
+    assert execute(stamps).fetchall() == before
+    page = Path("docs/destinations.md").read_text()
+    (query,) = [block for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "docs_multi" in block]
+    of_query = unit_vectors(2, 4, 7)
+    values = [str(vector) for vector in of_query.tolist()]
+    found = execute(re.sub(r"\bdocs_multi\b", f"{name}_multi", query), {"query": values}).fetchall()
+    scores = {each: float((of_query @ part.multi.vectors.T).max(axis=1).sum()) for each, part in one_by_one(rows)}
+    assert [label for label, _ in found] == sorted(scores, key=lambda each: -scores[each])
+    assert dict(found) == pytest.approx(scores)
+    execute(f"ALTER TABLE {name}_multi ADD CHECK (id != 'unwanted' OR position = 0)")
+    with in_postgres.delivery(contract) as destination:
+        (unwanted,) = writing.write(destination, tokens(["c", "unwanted", "b"], 2))
+    assert (unwanted.id, "violates check constraint" in unwanted.reason) == ("unwanted", True)
+    there = {label: len(row["multi"]) for label, row in in_postgres.other_vectors().items()}
+    assert there == {"a": 1, "b": 3, "c": 1}
+
+
+def one_by_one(rows: Batch) -> Iterator[tuple[RecordId, Any]]:
+    for at, label in enumerate(rows.ids):
+        yield label, rows.part(slice(at, at + 1))
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_vectors_that_a_trigger_leaves_out_are_noticed(in_postgres: Postgres) -> None:
+    contract = with_outputs(batch(["a", "b"]), ["multi"])[1]
+    written(in_postgres, contract=contract)
+    body = "IF NEW.id = 'withdrawn' AND NEW.position = 1 THEN RETURN NULL; END IF;"
+    before_each_row(in_postgres, body, of="_multi")
+    with in_postgres.delivery(contract) as destination:
+        (found,) = writing.write(destination, tokens(["a", "withdrawn", "b"], 1))
+    assert (found.id, "a trigger leaves it out" in found.reason) == ("withdrawn", True)
+    assert in_postgres.other_vectors().keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("DROP TABLE {}_multi", "drop both tables"),
+        ("DROP TABLE {} CASCADE", "drop both tables"),
+        ("ALTER TABLE {}_multi ALTER embedding TYPE halfvec(4)", r"embedding of the type vector\(4\)"),
+        ("ALTER TABLE {}_multi SET UNLOGGED", "REFERENCES it ON DELETE CASCADE"),
+    ],
+)
+def test_another_table_is_not_taken_for_that_of_multi_vectors(in_postgres: Postgres, change: str, why: str) -> None:
+    contract = with_outputs(batch(["a", "b"]), ["multi"])[1]
+    written(in_postgres, tokens(["a"], 1), contract=contract)
+    in_postgres.connection.execute(change.format(in_postgres.table))
+    with pytest.raises(OutputError, match=why):
+        holds_rows(in_postgres, contract)
+    with pytest.raises(OutputError, match="PostgreSQL has no name as long as"):
+        destination_of(in_postgres.url + "s" * 60, Settings()).open(contract)
 
 
 @pytest.mark.usefixtures("no_pauses")

@@ -34,6 +34,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl.operating.dashboard": ("flower",),
     "embedctl.operating.monitoring.metrics": ("metrics",),
     "embedctl.destinations.postgresql_errors": ("pgvector",),
+    "embedctl.destinations.postgresql_table": ("pgvector",),
     "embedctl.destinations.vector_columns": ("parquet",),
     "embedctl_gateway": ("gateway",),
     "embedctl_workers.arrays": ("torch", "onnx", "neuron"),
