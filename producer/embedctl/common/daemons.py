@@ -61,6 +61,12 @@ class DaemonThreads(Executor):
                 threading.Thread(target=self._run, name=f"{self._name}-{self._begun}", daemon=True).start()
         return done
 
+    def has_room(self) -> bool:
+        """Whether work of this context's client would begin now."""
+        with self._lock:
+            is_free = self._idle > 0 or self._begun < self._most
+            return is_free and (not (whose := doing_for.get()) or self._at_once[whose] < self._each)
+
     def _run(self) -> None:
         while True:
             whose, done, call = self._work.get()

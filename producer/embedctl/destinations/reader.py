@@ -104,7 +104,7 @@ class ResultReader:
             waiter.until_ended(limit, progress, only_end=True)
             return list(self.chunks())
         finally:
-            waiter.reads_result, waiter.first_result = False, None
+            waiter.reads_result, waiter.first_result, waiter.told = False, None, None
 
     def ready(self, start: int) -> Iterator[ChunkVectors]:
         """Those results that are there already, from a chunk on up to the first that is not there. Does not wait.

@@ -1,8 +1,9 @@
 """The asynchronous twins of `enqueue_embeddings` and `Job`: the same code in threads, so that no event loop waits.
 
 A question to Redis runs in one of a few threads that all jobs share. A task that waits holds none: one thread hears the
-events of all jobs, so any number of tasks may wait at once. A submission reads its texts, and waits for workers, in a
-thread of its own.
+events of all jobs, so any number of tasks may wait at once. A few that wait for the results of a small job have threads
+of their own, because each hand-over between threads takes time. A submission reads its texts, and waits for workers, in
+a thread of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from embedctl.jobs.enqueue import as_asked, submit
 from embedctl.jobs.job import Job
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.listening import in_own_thread, in_shared_thread
+from embedctl.queueing.listening import if_few_wait, in_own_thread, in_shared_thread
 from embedctl.queueing.retrying import TimeLimit, check_timeout
 from embedctl.store import JobStatus
 from embedctl.store.scripts import ScriptCall
@@ -232,9 +233,16 @@ class AsyncJob:
 
     async def results(self, timeout: float | None = None) -> list[ChunkVectors]:
         """See :meth:`Job.results`."""
-        limit, relay = TimeLimit.from_now(timeout), self._relay(None)
-        look = partial(self._reader.at_end, limit, relay)
-        return await self._waiter.eventually(look, relay, limit.deadline, only_end=True)
+        limit, over = TimeLimit.from_now(timeout), threading.Event()
+        look = partial(self._reader.at_end, limit)
+        warn = self._waiter.warn_of_missing_worker
+        if self._waiter.sealed_with == 1 and (waiting := if_few_wait(partial(look, _checked(over, warn)))):
+            try:
+                return await asyncio.wrap_future(waiting)
+            finally:
+                over.set()
+        relay = self._relay(None)
+        return await self._waiter.eventually(partial(look, relay), relay, limit.deadline, only_end=True)
 
     async def vectors(self) -> Vectors:
         """See :meth:`Job.vectors`."""

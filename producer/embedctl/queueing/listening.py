@@ -237,7 +237,12 @@ def _own_threads() -> DaemonThreads:
     return DaemonThreads(_MOST_OWN, "embedctl-submit")
 
 
-for _each in (_threads, _own_threads):
+@cache
+def _waiting_threads() -> DaemonThreads:
+    return DaemonThreads(THREADS, "embedctl-wait", _FOR_EACH)
+
+
+for _each in (_threads, _own_threads, _waiting_threads):
     os.register_at_fork(after_in_child=_each.cache_clear)  # a child has none of its parent's threads
 
 
@@ -262,6 +267,13 @@ def in_own_thread(work: Callable[[], T]) -> Future[T]:
     """Do what may take long, at once, whatever else goes on. Threads are kept, because the start of one holds up the
     caller on a busy machine."""
     return _own_threads().submit(copy_context().run, work)
+
+
+def if_few_wait(work: Callable[[], T]) -> Future[T] | None:
+    """Wait for something in a thread of its own, which hears of it sooner than the one that hears for all tasks; None,
+    and nothing is done, if enough threads do."""
+    threads = _waiting_threads()
+    return threads.submit(copy_context().run, work) if threads.has_room() else None
 
 
 def _order(event_id: str) -> tuple[int, int]:

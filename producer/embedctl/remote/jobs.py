@@ -165,8 +165,11 @@ class RemoteJobs(JobStore):
     def status(self, job_id: str) -> JobStatus:
         return _status_of(self._ask("GET", f"jobs/{self.resolve(job_id)}").fields)
 
-    def status_and_result(self, job_id: str) -> tuple[JobStatus, bytes | None]:
-        return self.status(job_id), None
+    def status_and_result(
+        self, job_id: str, after: str | None = None, timeout_s: float = 0.0
+    ) -> tuple[JobStatus, bytes | None, list[Event]]:
+        events = [] if after is None else self.events(job_id, after, timeout_s)
+        return self.status(job_id), None, events
 
     def resolve(self, job_id: str) -> str:
         if keys.is_job_id(job_id):

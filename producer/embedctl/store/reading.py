@@ -70,13 +70,18 @@ class JobReader:
             return False
         return False
 
-    def status_and_result(self, job_id: str) -> tuple[JobStatus, bytes | None]:
-        """A job's facts, and the result of its first chunk in one round trip; None also if that is outside of Redis."""
+    def status_and_result(
+        self, job_id: str, after: str | None = None, timeout_s: float = 0.0
+    ) -> tuple[JobStatus, bytes | None, list[Event]]:
+        """A job's facts, and the result of its first chunk in one round trip; None also if that is outside of Redis.
+        With `after`, what they are once :meth:`events` would return, and its events."""
         with self._connection.client() as client:
-            *facts, result = (
-                facts_asked(client.pipeline(transaction=False), job_id).get(keys.chunk_result(job_id, 0)).execute()
-            )
-        return self._known(job_id, *facts), None if result is None or is_reference(result) else result
+            pipe = client.pipeline(transaction=False)
+            if after is not None:
+                _ask_events(pipe, job_id, after, timeout_s)
+            *found, result = facts_asked(pipe, job_id).get(keys.chunk_result(job_id, 0)).execute()
+        events = _events_of_one(found[0]) if after is not None else []
+        return self._known(job_id, *found[-3:]), None if result is None or is_reference(result) else result, events
 
     def find(self, ids: Sequence[str]) -> list[JobStatus]:
         """Those of these jobs that exist, in this order, read in slices. One of another version must not hide them."""
@@ -241,10 +246,8 @@ class JobReader:
 
     def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
         """The events of a job after this one ("$": from now on). Blocks until there are any, or the time is over."""
-        block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
         with self._connection.client() as client:
-            found = client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)
-        return next(iter(events_in(found).values()), [])
+            return _events_of_one(_ask_events(client, job_id, after, timeout_s))
 
     def absent(self, job_id: str) -> JobNotFound:
         """The error for a job that Redis does not know: JobLost if the database is younger than the job's id."""
@@ -308,6 +311,15 @@ def damaged(job_id: str, what: str) -> JobDamaged:
 def facts_asked(pipe: Any, job_id: str) -> Any:
     """The pipeline, with the questions about a job's facts."""
     return pipe.hgetall(keys.job(job_id)).pttl(keys.job(job_id)).exists(keys.producer(job_id))
+
+
+def _ask_events(client: Any, job_id: str, after: str, timeout_s: float) -> Any:
+    block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
+    return client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)
+
+
+def _events_of_one(answer: Any) -> list[Event]:
+    return next(iter(events_in(answer).values()), [])
 
 
 def events_in(answer: Any) -> dict[bytes, list[Event]]:

@@ -15,6 +15,7 @@ from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.retrying import TimeLimit, retry_redis
 from embedctl.queueing.routing import missing_worker, with_workers
 from embedctl.store import JobState, JobStatus
+from embedctl.store.reading import Event
 from embedctl_config import keys
 from embedctl_config.errors import (
     BrokerUnavailable,
@@ -74,6 +75,8 @@ class Waiter:
         #: Whether the result of a job's first chunk is read with its status, and what was read of it.
         self.reads_result = False
         self.first_result: bytes | None = None
+        #: The status that came with the last event.
+        self.told: JobStatus | None = None
         self._reaper = Reaper.of_many(broker)
         self._new_until = 0.0 if sealed_with is None else time.monotonic() + _NEW_S
         self._pausing = pausing
@@ -102,11 +105,23 @@ class Waiter:
         self._ended = None
 
     def _facts(self) -> JobStatus:
+        told, self.told = self.told, None
+        return told or self._asked()[0]
+
+    def _events(self, seen: str, timeout_s: float) -> list[Event]:
+        """The next events. What reads the job's result reads it with them."""
+        if not self.reads_result:
+            return self.broker.jobs.events(self.job_id, seen, timeout_s)
+        self.told, events = self._asked(seen, timeout_s)
+        return events
+
+    def _asked(self, after: str | None = None, timeout_s: float = 0.0) -> tuple[JobStatus, list[Event]]:
+        """The job's status, and perhaps its result, after the next events if it says after which."""
         try:
             if not self.reads_result:
-                return self.broker.jobs.status(self.job_id)
-            status, self.first_result = self.broker.jobs.status_and_result(self.job_id)
-            return status
+                return self.broker.jobs.status(self.job_id), []
+            status, self.first_result, events = self.broker.jobs.status_and_result(self.job_id, after, timeout_s)
+            return status, events
         except JobLost:
             raise
         except JobNotFound as error:
@@ -128,19 +143,18 @@ class Waiter:
             raise
 
     def next_event(self, seen: str, timeout_s: float, deadline: float | None = None, *, only_end: bool = False) -> str:
-        """Wait for the job's next event, and run the reaper if a round is due. Returns the id of the last event, which
+        """Run the reaper if a round is due, and wait for the job's next event. Returns the id of the last event, which
         is `seen` (`0` if the caller knows none) if no other came in time. With `only_end`, it passes over events after
         which the job goes on. Raises NotYet in a shared thread."""
+        self.reap(deadline)  # before: afterwards, somebody waits for the answer
         if not may_wait():
-            self.reap(deadline)
             raise NotYet
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:
-            events = self.ask(partial(self.broker.jobs.events, self.job_id, seen, left_s), deadline)
+            events = self.ask(partial(self._events, seen, left_s), deadline)
             seen = events[-1].id if events else seen
             if not events or any(event.may_end or not only_end for event in events):
                 break
-        self.reap(deadline)
         return seen
 
     def reap(self, deadline: float | None) -> None:

@@ -100,6 +100,22 @@ def test_a_hundred_tasks_share_a_thread_and_few_connections(no_looks: None, brok
     asyncio.run(main())
 
 
+def test_few_tasks_wait_for_results_in_threads_of_their_own(broker: Broker) -> None:
+    broker.workers.beat(row())
+    jobs = [Job(new_job(broker, 1), broker, sealed_with=1) for _ in range(listening_module.THREADS + 4)]
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(AsyncJob(job).results()) for job in jobs]
+        await until(lambda: len(broker.listener._waiting) == 4)
+        waiting.pop(0).cancel()  # its thread sees that within a second
+        await until(listening_module._waiting_threads().has_room)
+        await asyncio.to_thread(lambda: [*map(partial(work_on_first, broker), (job.id for job in jobs[1:]))])
+        assert [len(await task) for task in waiting] == [1] * (len(jobs) - 1)
+
+    asyncio.run(main())
+    assert listening_module._waiting_threads().has_room()
+
+
 def test_a_new_task_does_not_wait_for_the_read_that_goes_on(no_looks: None, broker: Broker) -> None:
     broker.workers.beat(row())
     first, second = new_job(broker, 1), new_job(broker, 1)

@@ -28,6 +28,10 @@ def test_the_work_of_one_client_leaves_threads_to_others() -> None:
     waiting = [submit("eve", work) for _ in range(10)]
     waiting[5].cancel()
     eventually(lambda: len(began) == 2, what="as much work as a client may have")
+    contexts = {whose: Context() for whose in ("eve", "bob", "")}
+    for whose, context in contexts.items():
+        context.run(doing_for.set, whose)
+        assert context.run(threads.has_room) == (whose != "eve")
     for whose in ("bob", "", "bob"):
         assert submit(whose, lambda: "other").result(60) == "other"
     assert began == ["eve"] * 2
