@@ -1,12 +1,13 @@
-"""Choices by speed: turns, the least time, and the order where the difference is noise."""
+"""Choices by speed: turns, the least time of each run, who is out, and the order where the difference is noise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 
 import pytest
 
-from embedctl_workers.models.fastest import ROUNDS, Choice, fastest
+from embedctl_workers.models.fastest import MOST_ROUNDS, ROUNDS, Choice, fastest, timed
 
 
 @pytest.mark.parametrize(
@@ -16,18 +17,52 @@ def test_the_order_decides_where_the_difference_is_noise(seconds: tuple[float, f
     assert Choice.among(dict(zip(("preferred", "other"), seconds, strict=True))).name == name
 
 
-def test_candidates_take_turns_and_only_the_least_time_of_each_counts() -> None:
-    """Other work slows each of them down in most rounds, and the first time, which warms up, does not count."""
-    now, order = 0.0, []
-    slow = iter([*(0.0 for _ in range(2)), *(50.0 for _ in range(2 * (ROUNDS - 1))), 0.0, 0.0])
+class Made:
+    """Candidates with made-up times; `order` tells who ran."""
 
-    def work(name: str, seconds: Iterator[float]) -> None:
-        nonlocal now
-        order.append(name)
-        now += next(seconds) + next(slow)
+    def __init__(self) -> None:
+        self.order = ""
 
-    first, second = iter([0.1, *[1.0] * ROUNDS]), iter([9.0, *[0.5] * ROUNDS])
-    found = fastest({"a": lambda: work("a", first), "b": lambda: work("b", second)}, clock=lambda: now)
-    assert (found.name, found.seconds) == ("b", {"a": 1.0, "b": 0.5})
-    assert "".join(order) == "abba" * ((1 + ROUNDS) // 2)
-    assert str(found) == "b, by CPU time 0.50 of a's"
+    def run(self, name: str, *seconds: float, then: float) -> Iterator[float]:
+        for each in chain(seconds, repeat(then)):
+            self.order += name
+            yield each
+
+
+def test_candidates_take_turns_and_the_least_time_of_each_run_counts() -> None:
+    """Other work slows each run of `a` down in all rounds but one, and the warm-up does not count."""
+    made = Made()
+    first = made.run("a", 0.1, 9.0, 0.5, then=9.0)
+    second = made.run("a", 0.1, *[0.55] * (MOST_ROUNDS - 1), then=0.5)
+    others = {name: [made.run(name, then=seconds).__next__] for name, seconds in (("b", 1.0), ("c", 20.0))}
+    found = fastest({"a": [first.__next__, second.__next__], **others})
+    assert (found.name, found.seconds) == ("a", {"a": 1.0, "b": 1.0, "c": 20.0})
+    assert made.order.startswith("aabc" + "cbaa" + "aabc")
+    assert str(found) == "a, by CPU time 1.00 of b's, 0.05 of c's"
+
+
+def test_who_is_far_behind_is_out_and_the_close_ones_go_on() -> None:
+    made = Made()
+    fastest(
+        {
+            "a": [made.run("a", then=1.0).__next__],
+            "b": [made.run("b", then=1.05).__next__],
+            "c": [made.run("c", then=1.2).__next__],
+        }
+    )
+    assert [made.order.count(each) for each in "abc"] == [1 + MOST_ROUNDS, 1 + MOST_ROUNDS, 1 + ROUNDS]
+    made = Made()
+    fastest({"a": [made.run("a", then=1.0).__next__], "b": [made.run("b", then=2.0).__next__]})
+    assert len(made.order) == 2 * (1 + ROUNDS)
+
+
+@pytest.mark.parametrize(("again", "name"), [(0.5, "b"), (1.0, "a")])
+def test_another_than_the_preferred_one_must_win_twice(again: float, name: str) -> None:
+    made = Made()
+    a, b = made.run("a", then=1.0), made.run("b", *[0.5] * (1 + ROUNDS), then=again)
+    assert fastest({"a": [a.__next__], "b": [b.__next__]}).name == name
+
+
+def test_a_run_takes_the_time_by_the_clock() -> None:
+    clock = iter([3.0, 5.5])
+    assert timed(lambda: None, lambda: next(clock))() == 2.5

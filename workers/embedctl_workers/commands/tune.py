@@ -32,8 +32,8 @@ def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *,
     """Find how many workers run MODEL fastest.
 
     Measures 1, 2, 4, … workers that divide the CPUs, as long as more are faster, tokenising included; for a class on
-    GPUs, up to 8 workers on one GPU. Each number takes about ten seconds, and the time to load the model. Nothing else
-    should run on these devices meanwhile.
+    GPUs, up to 8 workers on one GPU, on which nothing else should run meanwhile. Each number takes up to a minute, and
+    the time to load the model.
 
     `embedctl up` starts the number that was fastest, unless the class sets `workers_per_device`. By default, workers on
     a GPU divide the CPUs that `embedctl up` gives to it.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
@@ -19,15 +19,14 @@ from embedctl_workers.commands.options import plural
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.devices import Accelerator, cores_of, format_cpus, thread_count
 from embedctl_workers.machine.discovery import CpuSet, discover
+from embedctl_workers.models.fastest import Choice, fastest
 from embedctl_workers.models.tuning import Tuned
 from embedctl_workers.supervising.plan import PlannedWorker, make_plan
 
 #: On a GPU, more workers take longer to load than they are likely to gain.
 _MOST_ON_A_GPU = 8
-#: Time per measurement (seconds), and how many there are for each number; a shorter one before them warms up.
-_SECONDS, _ROUNDS, _WARM_UP_S = 2.0, 3, 1.0
-#: More workers must be faster by this factor: each holds the weights, and on a GPU, less is left for batches.
-_WORTH = 1.05
+#: Time per measurement (seconds).
+_SECONDS = 1.0
 
 
 @contextmanager
@@ -100,18 +99,22 @@ def search(
 
     They divide `cpus`; None for all of them, or with a GPU for those that `embedctl up` gives its workers. A ModelError
     if not even one worker can be measured, a SettingsError if `cpus` is not a list of available CPUs.
+
+    On CPUs, each number takes turns with the best so far. On a GPU, the memory is not large enough for both.
     """
     best: Sharing | None = None
     for workers in _ways(hardware, model, accelerator, _cpus(settings, hardware, accelerator, cpus)):
         try:
-            found = _measure(workers)
+            *again, found = _measure([*([best.workers] if best and not accelerator else []), workers])
         except ModelError:
             if best is None:
                 raise
             on_found(f"{plural(len(workers), 'worker')}: not measured, see the message above")
             break
         on_found(str(found))
-        if best is not None and found.rate < best.rate * _WORTH:
+        best = again[0] if again else best
+        # Each worker holds the weights, so more must be clearly faster.
+        if best and Choice.among({"best": 1 / best.rate, "more": 1 / found.rate}).name == "best":
             break  # even more workers would gain nothing either
         best = found
     assert best is not None
@@ -140,11 +143,22 @@ def _ways(
         )
 
 
-def _measure(workers: tuple[PlannedWorker, ...]) -> Sharing:
-    with measuring(workers[0].models[0], [_command(worker) for worker in workers]) as (facts, ask):
-        ask(_WARM_UP_S)
-        rate = statistics.median(ask(_SECONDS) for _ in range(_ROUNDS))
-    return Sharing(workers, rate, facts["engine"], facts["fingerprint"])
+def _measure(ways: Sequence[tuple[PlannedWorker, ...]]) -> list[Sharing]:
+    """These numbers of workers, by turns."""
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(measuring(way[0].models[0], [_command(worker) for worker in way])) for way in ways
+        ]
+        runs = {str(len(way)): [partial(_seconds_per_token, ask)] for way, (_, ask) in zip(ways, running, strict=True)}
+        seconds = fastest(runs).seconds
+    return [
+        Sharing(way, 1 / seconds[str(len(way))], facts["engine"], facts["fingerprint"])
+        for way, (facts, _) in zip(ways, running, strict=True)
+    ]
+
+
+def _seconds_per_token(ask: Callable[[float], float]) -> float:
+    return 1 / ask(_SECONDS)
 
 
 def _command(worker: PlannedWorker) -> list[str]:

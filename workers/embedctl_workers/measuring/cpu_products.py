@@ -14,7 +14,7 @@ import torch
 
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.hardware import Precision
-from embedctl_workers.models.fastest import fastest
+from embedctl_workers.models.fastest import fastest, timed
 
 #: What a CPU multiplies for a class of each precision.
 KINDS: Mapping[Precision, str] = {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}
@@ -56,8 +56,8 @@ def fastest_product(kind: str, rows: int, width: int) -> tuple[CpuProduct, Multi
         except (AttributeError, RuntimeError):  # torch was built without oneDNN, or changed the operators
             continue
         found[name] = product, multiply, x
-    runs = {name: partial(multiply, x) for name, (_, multiply, x) in found.items()}
-    return found[fastest(runs, clock=time.process_time).name]
+    runs = {name: [timed(partial(multiply, x), time.process_time)] for name, (_, multiply, x) in found.items()}
+    return found[fastest(runs).name]
 
 
 def _random(kind: torch.dtype, rows: int, width: int) -> torch.Tensor:

@@ -90,10 +90,11 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
         return use.rate
 
 
-def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int) -> float:
+def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int, by_cpu: bool) -> float:
     """Tokens/s of tokenising and encoding a chunk repeatedly, for `seconds`, in as many threads as a worker has.
 
-    A ModelError if some of the texts can't be encoded.
+    A ModelError if some of the texts can't be encoded. With `by_cpu`, the time is the CPU time of these threads, which
+    lead the others that compute: so it is the rate without other work on the machine.
     """
     with closing(_TimedUse(seconds)) as use:
         ready = Barrier(threads, action=use.start)
@@ -112,7 +113,7 @@ def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: 
             _encode_repeatedly(encoder, lambda: _prepare(encoder, load.texts), use)
 
         _in_threads(work, threads)
-        return use.rate
+        return use.cpu_rate if by_cpu else use.rate
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
@@ -128,6 +129,7 @@ class _TimedUse(DeviceUse):
 
     def __init__(self, seconds: float) -> None:
         self._tokens = 0
+        self._cpu_s = 0.0
         self._seconds = seconds
         self._device, self._counting = Lock(), Lock()
         self.launcher = Launcher(self._device)
@@ -144,6 +146,16 @@ class _TimedUse(DeviceUse):
     def rate(self) -> float:
         """Tokens/s until now."""
         return self._tokens / (time.perf_counter() - self._started)
+
+    @property
+    def cpu_rate(self) -> float:
+        """Tokens per second of CPU time, of the threads that have ended."""
+        return self._tokens / self._cpu_s
+
+    def on_end(self, cpu_s: float) -> None:
+        """A thread ends."""
+        with self._counting:
+            self._cpu_s += cpu_s
 
     def turn(self) -> AbstractContextManager[object]:
         return self._device
@@ -170,13 +182,14 @@ def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
 
 
 def _encode_repeatedly(encoder: ChunkEncoder, prepared: Callable[[], Prepared], use: _TimedUse) -> None:
+    began = time.thread_time()
     try:
         while True:
             done = encoder.encode(prepared(), use, use.launcher)
             if done.errors:
                 raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
     except Stopped:
-        return
+        use.on_end(time.thread_time() - began)
 
 
 def _in_threads(function: Callable[[], None], threads: int) -> None:

@@ -3,8 +3,8 @@
     python -m embedctl_workers.measuring.tune_process CLASS MODEL CPUS THREADS [GPU WORKERS]
 
 The process prints a JSON object of facts when the model is loaded. Then each line on standard input is a number of
-seconds to measure for, and the answer is a line with tokens/s. This is a separate process because a process can't
-change its thread counts, and because several are measured at once.
+seconds to measure for, and the answer is a line with tokens/s; on CPUs, by CPU time. This is a separate process because
+a process can't change its thread counts, and because several are measured at once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def main() -> None:
 
         host = Host(pinned.threads, cache_folder(settings), sharing=pinned.sharing, places=pinned.places)
         encoder = load_encoder(settings, entry, model, host)
-        load = mixed_load(encoder)
+        load, by_cpu = mixed_load(encoder), accelerator is None
         _say({"fingerprint": encoder.backend.fingerprint, "engine": encoder.backend.engine})
         for line in sys.stdin:
-            _say(working_rate(encoder, load, float(line), threads=entry.prefetch))
+            _say(working_rate(encoder, load, float(line), threads=entry.prefetch, by_cpu=by_cpu))
     except EmbedctlError as error:
         sys.exit(str(error))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,12 +26,12 @@ from embedctl_workers.machine import teams
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import note, noted
 from embedctl_workers.models.compiling import NOT_COMPILED
-from embedctl_workers.models.fastest import Choice, fastest
+from embedctl_workers.models.fastest import Choice, Run, fastest, timed
 
 log = logging.getLogger(__name__)
 
-#: Tokens of the texts with which one layer is checked and timed: mixed, as in collections of passages.
-_LENGTHS = (8, 13, 26, 26, 40, 64, 79, 96, 160)
+#: Tokens of the texts of the batches with which one layer is checked and timed: mixed, as in collections of passages.
+_BATCHES = ((8, 13, 26, 26, 40), (64, 79, 96))
 #: Largest relative error of a token after one layer, with two parts of each factor and with one.
 _CLOSE, _ROUGH = 1e-4, 0.03
 
@@ -93,7 +93,7 @@ class Chooser:
     def _fastest(self, kinds: Sequence[LayerKind], tolerance: float) -> LayerKind:
         """The fastest on one layer of those that agree with torch's products in fp32; a ModelError if none does."""
         by_name = {kind.name: kind for kind in kinds}
-        facts = [*self._deciding(), list(by_name)]
+        facts = [*self._deciding(), _BATCHES, list(by_name)]
         seconds = noted(self.host.cache, "fastest", facts)
         if not (isinstance(seconds, dict) and seconds and seconds.keys() <= by_name.keys()):
             seconds = self._measured(kinds, tolerance)
@@ -113,7 +113,7 @@ class Chooser:
         import_module("torch")  # before the number of threads is set, which it would change
         with _one_thread():
             probe = _Probe(self.weights, self.kernels, tolerance)
-            runs = {kind.name: run for kind in kinds if (run := probe.run_of(kind)) is not None}
+            runs = {kind.name: found for kind in kinds if (found := probe.runs_of(kind))}
             if not runs:
                 raise ModelError("no matrix product in bf16 computes correctly here")
             return dict(fastest(runs).seconds)
@@ -142,31 +142,38 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Probe:
-    """A batch with values as between layers, and the first layer's output for it."""
+    """Batches with values as between layers, and the first layer's outputs for them."""
 
     def __init__(self, weights: Weights, kernels: Kernels, tolerance: float) -> None:
         self._weights = weights
         self._tolerance = tolerance
-        self._texts = Texts.at(np.cumsum([0, *_LENGTHS]))
         self._buffers = Buffers()
-        shape = sum(_LENGTHS), weights.words.shape[1]
-        self._x = np.random.default_rng(0).standard_normal(shape, np.float32)
-        self._expected = self._run(plain_layers("BLAS", kernels).layer(weights.layers[0], weights))
+        random, hidden = np.random.default_rng(0), weights.words.shape[1]
+        self._batches = [
+            (random.standard_normal((sum(lengths), hidden), np.float32), Texts.at(np.cumsum([0, *lengths])))
+            for lengths in _BATCHES
+        ]
+        exact = plain_layers("BLAS", kernels).layer(weights.layers[0], weights)
+        self._expected = [self._run(exact, *batch) for batch in self._batches]
 
-    def _run(self, layer: EncoderLayer) -> Array:
-        x = self._x.copy()
-        layer(x, self._texts, self._buffers)
+    def _run(self, layer: EncoderLayer, x: Array, texts: Texts) -> Array:
+        x = x.copy()
+        layer(x, texts, self._buffers)
         return x
 
-    def run_of(self, kind: LayerKind) -> Callable[[], Array] | None:
-        """Runs the first layer; None if it does not run here or its output is wrong."""
+    def runs_of(self, kind: LayerKind) -> list[Run]:
+        """Run the first layer, once for each batch; none if it does not run here or its output is wrong."""
         try:
             layer = kind.layer(self._weights.layers[0], self._weights)
-            error = np.linalg.norm(self._run(layer) - self._expected, axis=1)
+            found = [self._run(layer, *batch) for batch in self._batches]
         except (AttributeError, RuntimeError) as failed:  # torch was built without oneDNN, or changed its operators
             log.warning("%s is not used: %s", kind.name, failed)
-            return None
-        if bool((error <= self._tolerance * np.linalg.norm(self._expected, axis=1)).all()):
-            return partial(self._run, layer)
+            return []
+        if all(map(self._close, found, self._expected)):
+            return [timed(partial(self._run, layer, *batch)) for batch in self._batches]
         log.warning("%s is not used, because it computes wrongly here: please report this", kind.name)
-        return None
+        return []
+
+    def _close(self, found: Array, expected: Array) -> bool:
+        error, size = (np.linalg.norm(each, axis=1) for each in (found - expected, expected))
+        return bool((error <= self._tolerance * size).all())
