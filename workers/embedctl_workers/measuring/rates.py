@@ -125,7 +125,7 @@ def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
 
 
 class _TimedUse(DeviceUse):
-    """Threads take turns on the device for some seconds, and their tokens are counted."""
+    """Threads take turns on the device for some seconds, and for a batch at least; their tokens are counted."""
 
     def __init__(self, seconds: float) -> None:
         self._tokens = 0
@@ -161,7 +161,7 @@ class _TimedUse(DeviceUse):
         return self._device
 
     def check_wanted(self) -> None:
-        if time.perf_counter() - self._started >= self._seconds:
+        if self._tokens and time.perf_counter() - self._started >= self._seconds:
             raise Stopped
 
     def on_batch(self, tokens: int) -> None:
