@@ -28,7 +28,7 @@ from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.databases import KINDS, Database, Lance, Postgres, QdrantByHttp
 from tests.support.forked import status_of_fork
 from tests.support.here import Here
-from tests.support.jobs import reference
+from tests.support.jobs import assert_same_vectors, other_vectors, reference
 from tests.support.processes import RunEmbedctl
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
 from tests.support.rig import Encode, Rig
@@ -142,7 +142,8 @@ def die_in(module: str, step: int, calls: Path, job_id: str, settings: Settings,
 
     def count(frame: FrameType, event: str, called: object) -> None:
         caller = frame.f_back if event == "call" else frame
-        is_ours = event in ("call", "c_call") and caller is not None and caller.f_globals.get("__name__") == module
+        called_by = caller.f_globals.get("__name__") if event in ("call", "c_call") and caller is not None else None
+        is_ours = called_by in (module, f"{module}_table")
         if is_ours and next(made) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -162,7 +163,7 @@ def die_in(module: str, step: int, calls: Path, job_id: str, settings: Settings,
 def test_a_walk_of_kills(encode: Encode, settings: Settings, table: Database, tmp_path: Path) -> None:
     """A process dies at some steps that are spread over all calls that the destination makes of its client, its
     statements and its files. The next one goes on."""
-    job = encode(named(), digests=True)
+    job = encode(named(), digests=True, vectors="dense,multi" if isinstance(table, Lance) else "dense,sparse,multi")
     own = {Postgres: "postgresql", QdrantByHttp: "qdrant", Lance: "lancedb"}[type(table)]
     module = f"embedctl.destinations.{own}"
     assert status_of_fork(die_in, module, -1, tmp_path / "calls", job.id, settings, table.url) == 0
@@ -178,6 +179,9 @@ def test_a_walk_of_kills(encode: Encode, settings: Settings, table: Database, tm
     done = job.deliver(table.url)
     assert done.written + done.unchanged == 100
     assert_records(table, [f"r{i}" for i in range(100)], TEXTS)
+    there = table.other_vectors()
+    for position, expected in other_vectors(job).items():
+        assert_same_vectors(there[f"r{position}"], expected)
     destination = table.destination()
     contract = Contract.of(job.status(), 16, "float32")
     destination.open(contract)

@@ -28,7 +28,7 @@ from tests.support.databases import Database
 from tests.support.drained_parts import results_in_redis
 from tests.support.failpoints import killed_at
 from tests.support.here import Here
-from tests.support.jobs import reference
+from tests.support.jobs import assert_same_vectors, other_vectors, reference
 from tests.support.limits import limited
 from tests.support.packages import need
 from tests.support.rig import TEXTS_OF_13_CHUNKS as TEXTS
@@ -41,22 +41,27 @@ GOOD = [i for i in range(100) if i not in (7, 93)]
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedctl.destinations.postgresql.PostgresTable.batch_records", 16, raising=False)
+    for each in ("postgresql.PostgresTable", "lancedb.LanceTable", "qdrant.QdrantCollection"):
+        monkeypatch.setattr(f"embedctl.destinations.{each}.batch_records", 16, raising=False)
 
 
-def submitted(broker: Broker, items: Sequence[Any], *, keep: Sequence[str] = ()) -> Job:
+def submitted(broker: Broker, items: Sequence[Any], *, keep: Sequence[str] = (), vectors: str = "dense") -> Job:
     """A job that was made to be drained."""
-    options = SubmitOptions(chunk_size=8, drain=True, digests=True, keep=keep)
+    options = SubmitOptions(chunk_size=8, drain=True, digests=True, keep=keep, vectors=vectors)
     return submit(broker, records_of(items, Rows(10**6, keep=keep)), options)
+
+
+def ended(rig: Rig, vectors: str = "dense") -> Job:
+    """An ended job that was made to be drained. Two of its records have failed."""
+    texts = [{"text": "" if i in (7, 93) else text} for i, text in enumerate(TEXTS)]
+    job = submitted(rig.broker, texts, vectors=vectors)
+    rig.run_all(job, range(CHUNKS))
+    return job
 
 
 @pytest.fixture
 def job(rig: Rig) -> Job:
-    """An ended job that was made to be drained. Two of its records have failed."""
-    texts = [{"text": "" if i in (7, 93) else text} for i, text in enumerate(TEXTS)]
-    job = submitted(rig.broker, texts)
-    rig.run_all(job, range(CHUNKS))
-    return job
+    return ended(rig)
 
 
 def assert_whole(job: Job, table: Database) -> None:
@@ -129,6 +134,28 @@ def test_a_delivery_that_dies_between_two_steps_goes_on(
     assert (done.written + done.unchanged, done.failed) == (98, 2)
     assert done.unchanged <= 16, "one batch at most is written twice"
     assert_whole(job, table)
+    assert results_in_redis(job) == set()
+
+
+@pytest.mark.parametrize(("owner", "name", "count", "after"), STEPS[::3])
+@pytest.mark.parametrize(
+    ("table", "vectors"),
+    [("pgvector", "sparse,multi"), ("qdrant-http", "sparse,multi"), ("lancedb", "multi")],
+    indirect=["table"],
+)
+def test_a_delivery_without_dense_vectors_goes_on_after_a_death(
+    rig: Rig, table: Database, vectors: str, owner: Any, name: str, count: int, after: bool
+) -> None:
+    job = ended(rig, vectors)
+    expected = other_vectors(job)
+    with killed_at(owner, name, count, after=after):
+        deliver(job, table)
+    done = deliver(job, table)
+    assert (done.written + done.unchanged, done.failed) == (98, 2)
+    there = table.other_vectors()
+    assert sorted(there) == sorted(f"{job.id}:{i}" for i in GOOD)
+    for i in GOOD:
+        assert_same_vectors(there[f"{job.id}:{i}"], expected[i])
     assert results_in_redis(job) == set()
 
 

@@ -165,7 +165,8 @@ class Qdrant(Database):
         for point in points:
             kept = {name: value for name, value in point.payload.items() if name not in ("id", "embedctl_source")}
             assert point.payload["id"] not in rows
-            rows[point.payload["id"]] = (np.array(point.vector, np.float32), kept or None)
+            dense = point.vector["dense"] if isinstance(point.vector, dict) else point.vector
+            rows[point.payload["id"]] = (np.array(dense, np.float32), kept or None)
         return rows
 
     def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:

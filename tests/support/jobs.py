@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import pytest
 import redis as redis_py
 
 from embedctl import Job, JobState
@@ -14,6 +15,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.status import COUNTS, parse_status
 from embedctl_config import keys
+from embedctl_config.outputs import Output, asked_by
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.store import active_jobs
@@ -24,6 +26,26 @@ def reference(texts: Sequence[str], prompt: str | None = None, seed: int = 0) ->
     """The unit vectors of the dummy backend: float32, (texts, 16)."""
     backend = DummyBackend(dim=16, seed=seed)
     return backend.finish(backend.forward(backend.tokenize(texts, prompt), np.arange(len(texts))), normalize=True)
+
+
+def other_vectors(job: Job) -> dict[int, dict[str, Any]]:
+    """By position, the sparse vector (index → weight) and the multi-vector of each record, if the job asks for them."""
+    asked, found = asked_by(job.status().options), dict[int, dict[str, Any]]()
+    for record in job.sparse() if Output.SPARSE in asked else ():
+        weights = zip(record.indices.tolist(), record.weights.tolist(), strict=True)
+        found.setdefault(record.position, {})["sparse"] = dict(weights)
+    for each in job.multi() if Output.MULTI in asked else ():
+        found.setdefault(each.position, {})["multi"] = each.vectors
+    return found
+
+
+def assert_same_vectors(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Those of a row are, among others, those that :func:`other_vectors` gives of a record."""
+    for name, vectors in expected.items():
+        if name == "multi":
+            np.testing.assert_allclose(found[name], vectors, rtol=0, atol=1e-6)
+        else:
+            assert found[name] == pytest.approx(vectors)
 
 
 def assert_encoded(job: Job, texts: Sequence[str]) -> None:

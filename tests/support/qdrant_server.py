@@ -147,8 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "GET collection":
             return client.get_collection(name).model_dump(mode="json")
         if what == "PUT collection":
-            vectors = models.VectorParams.model_validate(body["vectors"])
-            return client.create_collection(name, vectors_config=vectors, metadata=body.get("metadata"))
+            asked = models.CreateCollection.model_validate(body)
+            return client.create_collection(name, asked.vectors, asked.sparse_vectors, metadata=asked.metadata)
         if what == "PATCH collection":
             return client.update_collection(name, metadata=body["metadata"])
         if what == "DELETE collection":

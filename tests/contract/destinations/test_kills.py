@@ -21,7 +21,7 @@ from tests.support.buckets import s3_server
 from tests.support.databases import Database, database
 from tests.support.drained_parts import manifest_of, results_in_redis, rows_of
 from tests.support.failpoints import Killed, kill_at
-from tests.support.jobs import reference
+from tests.support.jobs import assert_same_vectors, other_vectors, reference
 from tests.support.limits import limited
 from tests.support.prepared import found
 from tests.support.rig import encoded_job
@@ -37,6 +37,12 @@ DATABASES = {
 }
 
 
+#: The outputs of what does not hold all.
+OUTPUTS = {"npy": "dense", "lancedb": "dense,multi"}
+#: By position, sparse vectors and multi-vectors.
+Others = Mapping[int, Mapping[str, Any]]
+
+
 class Way(ABC):
     """Where a job's results go; `to` is what :meth:`Job.deliver` is given."""
 
@@ -47,7 +53,7 @@ class Way(ABC):
         """What a delivery that died has left does no harm."""
 
     @abstractmethod
-    def assert_whole(self, job: Job) -> None:
+    def assert_whole(self, job: Job, others: Others) -> None:
         """Each record is there once, and nothing else is."""
 
 
@@ -61,7 +67,7 @@ class File(Way):
         there = files_of(self._folder)
         assert there.get(self._name) in (None, self._whole[self._name])
 
-    def assert_whole(self, job: Job) -> None:
+    def assert_whole(self, job: Job, others: Others) -> None:
         assert files_of(self._folder) == self._whole
 
 
@@ -80,11 +86,14 @@ class Parts(Way):
         for chunk in set(range(13)) - results_in_redis(job):
             assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= in_parts
 
-    def assert_whole(self, job: Job) -> None:
+    def assert_whole(self, job: Job, others: Others) -> None:
         folder = self.local()
         rows = rows_of(folder)
         assert [rows[i]["n"] for i in range(100)] == [item["n"] for item in ITEMS]
         np.testing.assert_array_equal([rows[i]["embedding"] for i in GOOD], VECTORS)
+        for i in GOOD:
+            sparse = {pair["index"]: pair["value"] for pair in rows[i]["sparse"]}
+            assert_same_vectors({"sparse": sparse, "multi": rows[i]["multi"]}, others[i])
         assert manifest_of(folder)["records"] == 100
         assert results_in_redis(job) == set()
         assert not list(folder.glob(".*")), "nothing unfinished is left"
@@ -110,11 +119,14 @@ class Table(Way):
         if self._table.exists():
             assert self._table.rows().keys() <= {f"r{i}" for i in GOOD}
 
-    def assert_whole(self, job: Job) -> None:
+    def assert_whole(self, job: Job, others: Others) -> None:
         rows = self._table.rows()
         assert rows.keys() == {f"r{i}" for i in GOOD}
         assert [rows[f"r{i}"][1] for i in GOOD] == [{"n": ITEMS[i]["n"]} for i in GOOD]
         np.testing.assert_allclose([rows[f"r{i}"][0] for i in GOOD], VECTORS, rtol=0, atol=1e-6)
+        found = self._table.other_vectors()
+        for i in GOOD:
+            assert_same_vectors(found[f"r{i}"], others[i])
 
 
 def steps(owner: str, *names: str) -> list[tuple[str, str]]:
@@ -151,8 +163,9 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.fixture
-def make_job(broker: Broker, settings: Settings) -> Callable[[], Job]:
-    return lambda: encoded_job(broker, settings, ITEMS, keep=("n",), count_tokens=True, digests=True)
+def make_job(request: pytest.FixtureRequest, broker: Broker, settings: Settings) -> Callable[[], Job]:
+    vectors = OUTPUTS.get(request.getfixturevalue("to"), "dense,sparse,multi")
+    return lambda: encoded_job(broker, settings, ITEMS, keep=("n",), count_tokens=True, digests=True, vectors=vectors)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +216,7 @@ def test_what_dies_at_a_step_is_gone_on_with(
     step: tuple[str, str],
 ) -> None:
     """At its call of the number 1, 2, 4 …, as long as there are so many, and before it as well as after it."""
-    places, (where, name) = ways(to), step
+    places, (where, name), others = ways(to), step, other_vectors(make_job())
     # A bucket takes a second for what a folder does at once, and has most of its code. Its sixth file is the manifest.
     calls = (1, 2, 4, 8) if to != "bucket" else (1, 4, 6) if name == "publish" else (1, 4)
     for after in (False, True):
@@ -213,7 +226,7 @@ def test_what_dies_at_a_step_is_gone_on_with(
             assert came or call > 1, "it did not come to this step"
             way.assert_safe(job)
             job.deliver(way.to)
-            way.assert_whole(job)
+            way.assert_whole(job, others)
             if not came:
                 break
 
