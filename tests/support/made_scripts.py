@@ -1,4 +1,4 @@
-"""Keeps the texts of Redis' scripts. Otherwise each command makes those that it needs, in a third of its CPU time."""
+"""Keeps the texts of Redis' scripts. Otherwise each command would make those that it needs."""
 
 from functools import cache
 

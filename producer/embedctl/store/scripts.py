@@ -72,18 +72,9 @@ _FUNCTION = re.compile(
     r"(?P<head>(?:^--[^\n]*\n)*^local function (?P<name>\w+)\((?P<parameters>[^)]*)\)\n)(?P<body>.*?^end\n)",
     re.MULTILINE | re.DOTALL,
 )
-#: The name of a function, perhaps inside another one; a text that ends where a statement begins; what is before a word
-#: if that is no name of a function.
-_NAMED, _BEGUN = re.compile(r"\blocal function (\w+)"), re.compile(r"(?:\n|\b(?:then|do|else)) *\Z")
-_PART_OF_NAME = re.compile(r"[\w.']")
-_COMMENT, _STRING = re.compile(r"--[^\n]*"), re.compile(r"'(?:[^'\\]|\\.)*'")
 #: A variable of a part, alone in its line, and one that is the name of a key.
 _LOCAL = re.compile(r"^local (\w+) = .*\n", re.MULTILINE)
 _KEY = re.compile(r"^local (\w+) = (job \.\. '[:\w]+')\n", re.MULTILINE)
-#: What a text of a script gives a name to.
-_DECLARED = re.compile(
-    r"\b(?:local(?! function)|for) ([\w, ]+?)(?= in\b| ?=|$)|\bfunction (\w*)\(([^)]*)\)", re.MULTILINE
-)
 #: A comment or a string, or else the name of a constant.
 _NAME = re.compile(r"--[^\n]*|'(?:[^'\\]|\\.)*'|\b([A-Z][A-Z_]+)\b")
 #: A name, and a name that is called or given to a call; not a field, and not the begin of a string.
@@ -245,7 +236,7 @@ def script_text(name: str, text_of: Callable[[str], str] | None = None) -> str:
     if name == "next":  # It is about many jobs, so what is about one is a function of it.
         claim = indent(_needed("".join(parts[2:])), " ")
         parts, own = parts[:2], f"local function claim(KEYS, ARGV, found)\n{claim}end\n{own}"
-    return _with_facts(_made_when_called(_needed("".join([*parts, own]))))
+    return _with_facts(_needed("".join([*parts, own])))
 
 
 def with_constants(text: str, constants: Mapping[str, Any]) -> str:
@@ -299,36 +290,6 @@ def _needed(text: str) -> str:
     made_text = _OUTSIDE.sub(lambda found: keys_of_job.get(found[1], found[0]), _KEY.sub("", made_text))
     uses = Counter(_WORD.findall(made_text))
     return _LOCAL.sub(lambda found: found[0] if uses[found[1]] > 1 else "", made_text)
-
-
-def _made_when_called(text: str) -> str:
-    """A script whose functions that are called in one place are made there, and only if that place is reached."""
-    text = _COMMENT.sub("", text)
-    uses = Counter(_WORD.findall(text))
-    for name in [name for name in _NAMED.findall(text) if uses[name] == 2]:
-        head = f"local function {name}("
-        before, after = text.split(head)
-        inset = before[before.rindex("\n") + 1 :]
-        made, _, after = after.partition(f"\n{inset}end\n")
-        parameters, _, body = made.partition(")")
-        at = after.find(f"{name}(")
-        while at > 0 and _PART_OF_NAME.match(after[at - 1]):
-            at = after.find(f"{name}(", at + 1)
-        between, after = after[:at], after[at + len(name) :]
-        if at >= 0 and not _declared(between) & _free(parameters, body):
-            statement = "local _ = " if _BEGUN.search(between) else ""
-            text = f"{before.rstrip(' ')}{between}{statement}(function({made}\n{inset}end){after}"
-    return text
-
-
-def _declared(text: str) -> set[str]:
-    """The names that a text declares."""
-    return {name.strip() for found in _DECLARED.findall(text) for names in found for name in names.split(",")} - {""}
-
-
-def _free(parameters: str, body: str) -> set[str]:
-    """The names that a function uses and doesn't declare."""
-    return {*_WORD.findall(_STRING.sub("''", body))} - _declared(f"{body} for {parameters}")
 
 
 def _called(text: str) -> set[str]:
