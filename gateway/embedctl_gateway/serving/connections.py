@@ -9,6 +9,7 @@ import ssl
 import time
 from asyncio.sslproto import SSLProtocol
 from collections import deque
+from math import inf
 from typing import Any
 
 import h11
@@ -28,6 +29,8 @@ MAX_CONNECTIONS = 2500
 MAX_LINES = 128
 #: A tenant that asked in this time may ask again, and pauses for it last this long at most (seconds).
 _LATELY_S, _LONGEST_PAUSE_S = 1.0, 0.03
+#: A round is held for so long at most while others are answered: about as long as a small request takes (seconds).
+_HELD_S = 0.015
 #: How often the cost of a turn is measured (seconds).
 _MEASURED_S = 0.1
 _LENGTHS = {b"content-length", b"transfer-encoding"}
@@ -40,7 +43,8 @@ class Crowd:
     Each client has a turn of the event loop at once, unless it has had one in this round, or others of its connections
     wait. These take turns with other clients. If there are tenants that wait for nothing, whose next request is to find
     the loop free, a pause follows the round: twice as long as this process computes for as many turns, in whichever
-    threads, and as long as the round. So those who wait have half of a CPU together.
+    threads, and as long as the round. So those who wait have half of a CPU together. While such a tenant is being
+    answered, the next round is held a little: there are about ten steps to an answer, and each would wait for others'.
     """
 
     def __init__(self) -> None:
@@ -49,6 +53,9 @@ class Crowd:
         self._waiting: dict[str, deque[TimedProtocol]] = {}
         self._served: set[str] = set()
         self._lately: dict[str, float] = {}
+        #: Client → its requests that are being answered, and since when.
+        self._answering: dict[str, dict[TimedProtocol, float]] = {}
+        self._held: asyncio.TimerHandle | None = None
         self._began = 0.0
         self._is_due = False
         #: Turns since what they cost was measured, and then the time and the CPU's seconds of this process.
@@ -69,6 +76,7 @@ class Crowd:
         next((each for each in largest if each.waits_for_client()), one).transport.abort()
 
     def remove(self, one: TimedProtocol) -> None:
+        self.answered(one)
         same = self._of.get(one.whose, {})
         if one in same:
             del same[one]
@@ -81,12 +89,23 @@ class Crowd:
         return one in self._of.get(one.whose, ())
 
     def know(self, one: TimedProtocol, tenant: str) -> None:
-        """Note whose connection it is: its caller has shown a key, or needed none."""
+        """Note whose connection it is: its caller has shown a key, or needed none; and is being answered."""
         if tenant != one.tenant:
             self.remove(one)
             one.tenant = tenant
             self._put(one)
             self._lately[one.whose] = one.loop.time()
+        self._answering.setdefault(one.whose, {})[one] = one.loop.time()
+
+    def answered(self, one: TimedProtocol) -> None:
+        """Note that nobody waits for the answer to its request any more."""
+        same = self._answering.get(one.whose, {})
+        if same.pop(one, None) is not None and not same:
+            del self._answering[one.whose]
+            if self._held is not None and self._holds_s(one.loop.time()) <= 0:
+                self._held.cancel()
+                self._held = None
+                one.loop.call_soon(self._serve, one.loop)
 
     def has_turn(self, one: TimedProtocol) -> bool:
         """Whether a connection may go on now. If not, it is told to when its turn has come."""
@@ -133,8 +152,18 @@ class Crowd:
             self._cost_s = (computed_s - self._computed_s) / self._turns
         self._turns, self._measured_at, self._computed_s = 0, now, computed_s
 
+    def _holds_s(self, now: float) -> float:
+        """How much longer the next round is held for those who are being answered and wait for no turn (seconds)."""
+        others = self._answering.keys() & self._lately.keys() - self._waiting.keys()
+        asked = max((at for whose in others for at in self._answering[whose].values()), default=-inf)
+        return min(asked, self._began) + _HELD_S - now
+
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._began = loop.time()
+        now, self._held = loop.time(), None
+        if (hold_s := self._holds_s(now)) > 0:
+            self._held = loop.call_later(hold_s, self._serve, loop)
+            return
+        self._began = now
         loop.call_soon(self._next_round, loop)
         for one in [waiting.popleft() for waiting in self._waiting.values()]:
             self._turns += 1
@@ -238,6 +267,7 @@ class TimedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()
+        self._crowd.answered(self)
         super().on_response_complete()
 
     def _handle(self) -> None:

@@ -46,12 +46,20 @@ def test_a_client_with_many_connections_has_no_more_turns_than_others() -> None:
     assert log[7:] == ["eve"] * 17
 
 
+class Timer:
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
 class Loop:
     """An event loop whose time passes as things are due, while its process computes for 5 ms after each turn."""
 
     def __init__(self) -> None:
-        self.now, self.turns = 0.0, 0
-        self.due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.now, self.turns, self.count = 0.0, 0, 0
+        self.due: list[tuple[float, int, Timer, Callable[..., None], tuple[Any, ...]]] = []
 
     def time(self) -> float:
         return self.now
@@ -59,8 +67,11 @@ class Loop:
     def process_time(self) -> float:
         return 0.005 * self.turns
 
-    def call_later(self, pause_s: float, call: Callable[..., None], *args: Any) -> None:
-        heapq.heappush(self.due, (self.now + pause_s, len(self.due) + self.turns, call, args))
+    def call_later(self, pause_s: float, call: Callable[..., None], *args: Any) -> Timer:
+        self.count += 1
+        timer = Timer()
+        heapq.heappush(self.due, (self.now + pause_s, self.count, timer, call, args))
+        return timer
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         self.call_later(0.001, call, *args)
@@ -73,10 +84,15 @@ class Loop:
             if crowd.has_turn(one):
                 one.go_on()
         while len(log) < len(asking):
-            self.now, _, call, args = heapq.heappop(self.due)
-            call(*args)
+            self.step()
             self.turns = len(log)
         return self.now
+
+    def step(self) -> None:
+        """Do what is due next."""
+        self.now, _, timer, call, args = heapq.heappop(self.due)
+        if not timer.is_cancelled:
+            call(*args)
 
 
 @pytest.mark.parametrize(("other", "least_s", "most_s"), [("bob", 0.5, 0.8), ("probe", 0.0, 0.3), ("eve", 0.0, 0.3)])
@@ -87,6 +103,31 @@ def test_who_waits_for_turns_has_half_of_a_cpu_if_other_tenants_ask(
     loop = Loop()
     monkeypatch.setattr("embedctl_gateway.serving.connections.time", loop)
     assert least_s <= loop.run(Crowd(), [*["eve"] * 100, other]) < most_s
+
+
+@pytest.mark.parametrize(("answered_at", "least_s", "most_s"), [(0.01, 0.01, 0.013), (9.0, 0.015, 0.02)])
+def test_a_round_is_held_while_one_who_waits_for_nothing_is_answered(
+    monkeypatch: pytest.MonkeyPatch, answered_at: float, least_s: float, most_s: float
+) -> None:
+    loop, log = Loop(), list[str]()
+    monkeypatch.setattr("embedctl_gateway.serving.connections.time", loop)
+    bobs: list[Any] = [One(loop, "bob", log) for _ in range(2)]  # type: ignore[arg-type]
+    crowd, eves = Crowd(), [One(loop, "eve", log) for _ in range(3)]  # type: ignore[arg-type]
+    assert crowd.has_turn(bobs[0])
+    for bob in bobs:
+        crowd.know(bob, "bob")
+    waiting: list[Any] = [*eves]
+    assert [crowd.has_turn(eve) for eve in waiting] == [True, False, False]
+    for bob in bobs:
+        loop.call_later(answered_at, crowd.answered, bob)
+    while not log:
+        loop.step()
+    assert least_s <= loop.now < most_s
+    while len(log) < 2:
+        loop.step()
+    for _ in range(len(loop.due)):
+        loop.step()
+    assert log == ["eve"] * 2
 
 
 class Transport:
