@@ -48,20 +48,18 @@ class DatabaseChoice:
         table.close()
         return cls(url, table, options)
 
+    def contract(self, broker: Broker, options: SubmitOptions) -> Contract | None:
+        """The contract of a job with these options; None as :func:`told_contract`."""
+        return told_contract(broker, job_spec(broker, options), self.options.stored_as)
+
     def check_contract(self, broker: Broker, options: SubmitOptions) -> None:
         """Raise OtherContract if the table is bound to other vectors than those of a job with these options, as far as
         the settings or live workers tell its model's files."""
-        spec = job_spec(broker, options)
-        models = model_files(broker.settings, broker.workers, spec)
-        if len(models) == 1:
+        if (contract := self.contract(broker, options)) is not None:
             try:
-                self.table.open(self.contract_of(spec, *models))
+                self.table.open(contract)
             finally:
                 self.table.close()
-
-    def contract_of(self, spec: JobSpec, model: str) -> Contract:
-        """The contract of a job whose model's files have this fingerprint."""
-        return Contract.of(spec, 0, self.options.stored_as, model=model)
 
     def checked(self, corpus: Corpus | BatchCorpus) -> DatabaseChoice:
         """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be
@@ -73,6 +71,13 @@ class DatabaseChoice:
             return self
         corpus.check_unique(ONE_OF_EACH, lambda position: no_id(1, [position]))
         return replace(self, options=replace(self.options, ids_are_unique=True))
+
+
+def told_contract(broker: Broker, spec: JobSpec, dtype: str = "float32") -> Contract | None:
+    """The contract of a job that is to be made; None unless the settings, or live workers that agree, tell its model's
+    files."""
+    models = model_files(broker.settings, broker.workers, spec)
+    return Contract.of(spec, 0, dtype, model=next(iter(models))) if len(models) == 1 else None
 
 
 def list_failed(job: Job, progress: JobProgress) -> None:

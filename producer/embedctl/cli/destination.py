@@ -19,7 +19,7 @@ from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
 from embedctl.destinations.answers import is_of_batch
 from embedctl.destinations.draining import Move
-from embedctl.destinations.files import fetch
+from embedctl.destinations.files import Readable, fetch
 from embedctl.destinations.formats import (
     FORMATS,
     check_output,
@@ -36,7 +36,6 @@ from embedctl.destinations.numbers import Dtype, Numbers, load_ranges, numbers_o
 from embedctl.destinations.place import MANIFEST, Place, place_of
 from embedctl.destinations.registry import destination_of, is_database
 from embedctl.jobs.enqueue import begun_before
-from embedctl.jobs.job import Job
 from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
@@ -190,7 +189,7 @@ class Destination:
 
     def save(
         self,
-        job: Job,
+        job: Readable,
         broker: Broker,
         progress: JobProgress,
         *,

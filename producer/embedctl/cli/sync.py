@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -25,7 +26,6 @@ from embedctl.destinations.right import announced
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.routing import model_files
 from embedctl.store import JobStatus
 from embedctl.sync.comparison import Difference, compare, delete_missing
 from embedctl.terminal.progress import JobProgress
@@ -98,6 +98,18 @@ class Work:
         first = next(lacking)  # a corpus that changed is noticed before a job is made
         return self.command.submit(self.broker, self.progress, options, chain([first], lacking), on_job=on_job)
 
+    def report(
+        self, records: int, counts: Mapping[str, int], status: JobStatus | None, facts: Mapping[str, Any]
+    ) -> Report:
+        """What became of all records, `counts` by what that is; `facts` are for JSON, beside those of a job's status.
+        None if no job was needed."""
+        tally = self.command.choice.tally
+        line = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+        left_out = f"; {tally.bad_lines} left out" if tally.lines else ""
+        ended = ExitStatus.SUCCESS if status is None else exit_status(status, counts["refused"])
+        of_job = {} if status is None else job_form(status)
+        return Report(f"{records:,} records: {line}{left_out}", {**of_job, **facts, "bad_lines": tally.lines}, ended)
+
 
 @dataclass
 class Sync(Work):
@@ -114,32 +126,44 @@ class Sync(Work):
     def run(self) -> Report:
         """JobUnfinished: nothing tells which files the model has."""
         with self.said(self.database.table.name):
-            self._contract = contract_of(self.broker, self.command, self.database)
             if not any(self._is_brought_up_to_date() for _ in range(_ROUNDS)):
                 raise OutputError(
                     f"{self.database.url} was changed by others {_ROUNDS} times meanwhile: run the command again"
                 )
             return self._report()
 
+    def lacking(self) -> Iterator[Record]:
+        """The records of the corpus that the database lacks. Raises as :meth:`run`."""
+        with self._compared(deletes=False) as difference:
+            return difference.taken_from(records_again(self.command.choice))
+
+    @cached_property
+    def _contract(self) -> Contract:
+        """The contract of a job that is to be made."""
+        options = self.command.choice.options
+        if (contract := self.database.contract(self.broker, options)) is not None:
+            return contract
+        model = options.model or self.broker.settings.model
+        raise JobUnfinished(
+            f"--sync compares by the files of model {model}, and no live worker of its class tells them, or they have "
+            f"different ones: start a worker, or set [models.{model}] fingerprint"
+        )
+
     def _is_brought_up_to_date(self) -> bool:
         """Whether one round was enough."""
-        with self._compared() as difference:
+        with self._compared(deletes=self.command.sync.deletes is not None) as difference:
             is_enough = not difference.to_encode or self._brought(difference)
             if is_enough:
                 self._delete(difference)
             return is_enough
 
-    def _compared(self) -> Difference:
+    def _compared(self, *, deletes: bool) -> Difference:
         self.progress.say(f"Comparing the corpus with {self.database.url}")
+        table, records = self.database.table, self.command.choice.records()
         try:
-            difference = compare(
-                self.database.table,
-                self._contract,
-                self.command.choice.records(),
-                deletes=self.command.sync.deletes is not None,
-            )
+            difference = compare(table, self._contract, records, deletes=deletes)
         finally:
-            self.database.table.close()
+            table.close()
         self._records = len(difference.found)
         self.progress.say(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode")
         return difference
@@ -164,16 +188,15 @@ class Sync(Work):
             with suppress(JobNotFound):
                 self._await_turn(Job(jobs[-1], self.broker))
             return False
-        except JobDrained:  # the table has lost what had left Redis for it: that is encoded again
+        except (JobError, OtherContract) as error:
+            # Another model's worker took it, and the next run would find it again; or the table has lost what had left
+            # Redis for it, and that is encoded again.
             for each in jobs:
                 with suppress(JobNotFound):
                     Job(each, self.broker).discard()
+            if not isinstance(error, JobDrained):
+                raise
             return False
-        except (JobError, OtherContract):  # also if another model's worker took it: the next run would find it again
-            for each in jobs:
-                with suppress(JobNotFound):
-                    Job(each, self.broker).discard()
-            raise
         # What is refused or failed is lacking still, and counts again if there is another round.
         self._done = replace(done, written=done.written + self._done.written)
         return is_whole
@@ -223,50 +246,13 @@ class Sync(Work):
         self.progress.say(f"Deleted {self._deleted:,} rows from {self.database.url}")
 
     def _report(self) -> Report:
-        done, status = self._done, self._status
-        unchanged = self._records - done.written - done.refused - done.failed - done.not_encoded
-        line = f"{self._records:,} records: {unchanged:,} unchanged, {done.written:,} written, {done.failed:,} failed"
-        line += f", {done.refused:,} refused" if done.refused else ""
-        line += f", {done.not_encoded:,} not encoded" if done.not_encoded else ""
-        line += f"; {tally.bad_lines} left out" if (tally := self.command.choice.tally).lines else ""
-        line += "" if self._deleted is None else f"; {self._deleted:,} rows deleted"
+        done = self._done
+        done.unchanged = self._records - done.written - done.refused - done.failed - done.not_encoded
         facts = {
-            **({} if status is None else job_form(status)),
-            "id": None if status is None else status.id,
+            "id": None if self._status is None else self._status.id,
             "destination": self.database.url,
             "records": self._records,
-            "bad_lines": tally.lines,
-            "delivered": {**done.counts, "unchanged": unchanged},
+            "delivered": done.counts,
             "deleted": self._deleted,
         }
-        return Report(line, facts, ExitStatus.SUCCESS if status is None else exit_status(status, done.refused))
-
-
-def lacking(
-    broker: Broker | None, command: JobCommand, database: DatabaseChoice, say: Callable[[str], None]
-) -> Iterator[Record]:
-    """Of a corpus, the records that a database lacks; all of them if nothing tells what a job would make."""
-    if broker is None:
-        say("Nothing tells which files the model has, so nothing is compared")
-        return command.choice.records()
-    contract, records = contract_of(broker, command, database), command.choice.records()
-    try:
-        with compare(database.table, contract, records, deletes=False) as difference:
-            say(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode")
-            return difference.taken_from(records_again(command.choice))
-    finally:
-        database.table.close()
-
-
-def contract_of(broker: Broker, command: JobCommand, database: DatabaseChoice) -> Contract:
-    """The contract of a job that is to be made, by what live workers say of its model. JobUnfinished: no live worker
-    would take it, or they do not agree."""
-    spec = job_spec(broker, command.choice.options)
-    models = model_files(broker.settings, broker.workers, spec)
-    if len(models) != 1:
-        raise JobUnfinished(
-            f"--sync compares by the files of model {spec.model}, and "
-            + ("live workers have different ones" if models else "no live worker of its class tells them")
-            + f": start a worker, or set [models.{spec.model}] fingerprint"
-        )
-    return database.contract_of(spec, *models)
+        return self.report(self._records, done.counts, self._status, facts)

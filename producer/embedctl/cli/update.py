@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from embedctl.cli.corpora import records_again
+from embedctl.cli.delivery import told_contract
 from embedctl.cli.job_command import JobCommand
-from embedctl.cli.json_forms import job_form
-from embedctl.cli.results import NOT_TO_FREE, exit_status, why_ended
-from embedctl.cli.sync import Report, Sync, Work, lacking
+from embedctl.cli.results import NOT_TO_FREE
+from embedctl.cli.sync import Report, Sync, Work
 from embedctl.corpus.records import Record
-from embedctl.destinations.files import fetch
 from embedctl.destinations.interface import Contract
-from embedctl.destinations.loop import Delivered
+from embedctl.destinations.loop import Delivered, ignore
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
@@ -31,17 +27,13 @@ from embedctl.sync.earlier import open_earlier
 from embedctl.sync.known import Earlier
 from embedctl.sync.merged import Merged, OtherVectors, Sources
 from embedctl.terminal.progress import JobProgress
-from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import JobError, JobNotFound, OutputError
 from embedctl_config.fingerprint import deciding, job_fingerprint
-from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
     from embedctl.sync.cache import Cache
 
 Say = Callable[[str], None]
-#: How often a line tells how much is written (seconds).
-_LINE_EVERY_S = 10.0
 #: Names of options that say little by themselves.
 _IN_WORDS = {"long": "way with long texts"}
 
@@ -68,11 +60,10 @@ def earlier_of(command: JobCommand, path: Path, say: Say) -> Earlier | None:
 def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | None, say: Say) -> Sources:
     """Open what may have vectors, and see which of it has those of this job."""
     spec = job_spec(broker, command.choice.options)
-    models = model_files(broker.settings, broker.workers, spec)
-    about = Contract.of(spec, model=next(iter(models))) if len(models) == 1 else None
+    about = told_contract(broker, spec)
     confirmed = about is not None
     earlier = earlier_of(command, path, say)
-    if earlier is not None and (why_not := _differs(earlier.about, broker, spec, models)):
+    if earlier is not None and (why_not := _differs(earlier.about, broker, spec)):
         say(f"{earlier.name} is not used, because {why_not}: all records are encoded")
         earlier = None
     about = about if earlier is None else earlier.about
@@ -86,9 +77,9 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
     return Sources(earlier, Cached(cache, about.fingerprint, spec.precision), about, confirmed)
 
 
-def _differs(about: Contract, broker: Broker, spec: JobSpec, models: frozenset[str]) -> str:
-    """Why the vectors of an output are others than those of a job whose model has files with these fingerprints, in
-    words; empty if nothing says so."""
+def _differs(about: Contract, broker: Broker, spec: JobSpec) -> str:
+    """Why the vectors of an output are others than those of a job, in words; empty if nothing says so."""
+    models = model_files(broker.settings, broker.workers, spec)
     mine: Mapping[str, Any] = deciding(spec.options)
     options = sorted(name for name in mine.keys() | about.options.keys() if mine.get(name) != about.options.get(name))
     if options:
@@ -142,11 +133,11 @@ class Update(Work):
         else:
             self.progress.say("No text is new or changed: nothing is encoded")
         merged = Merged(difference, sources, self._records, self._spec, self._job)
-        delivered = self._written(merged, len(difference.found))
+        done = self.command.destination.save(merged, self.broker, self.progress)
         self._say_what_is_trusted(sources, difference)
         if self._job is not None and self._cache is not None:
             self._fill(self._cache, self._job)
-        report = self._report(sources, difference, merged.status(), delivered)
+        report = self._report(sources, difference, merged.status(), done)
         self._discard()  # its vectors are in the file, and the next command has another difference
         return report
 
@@ -169,30 +160,6 @@ class Update(Work):
         self.made(job)
         return job
 
-    def _written(self, merged: Merged, records: int) -> Delivered:
-        next_line = time.monotonic() + _LINE_EVERY_S
-
-        def tell(chunk: ChunkVectors) -> None:
-            """What is copied shows no other progress."""
-            nonlocal next_line
-            if time.monotonic() >= next_line and len(chunk.positions):
-                next_line = time.monotonic() + _LINE_EVERY_S
-                self.progress.say(f"{int(chunk.positions[-1]) + 1:,} of {records:,} records written")
-
-        destination = self.command.destination
-        done = fetch(
-            merged,
-            self.path,
-            replace(self.progress.callbacks, written=tell),
-            clobber=destination.clobber,
-            numbers=destination.numbers,
-        )
-        if self._job is not None:
-            self._job.wait(progress=self.progress.running)
-        if done.files:
-            self.progress.say("Wrote " + ", ".join(map(str, done.files)))
-        return done
-
     def _say_what_is_trusted(self, sources: Sources, difference: Difference) -> None:
         if sources.about is None or sources.confirmed or not difference.unchanged:
             return
@@ -212,32 +179,28 @@ class Update(Work):
 
     def _report(self, sources: Sources, difference: Difference, status: JobStatus, done: Delivered) -> Report:
         unchanged, cached = sources.copied(difference)
-        line = f"{status.done:,} vectors"
-        if status.dim:
-            line += f" of {status.dim} dimensions"
-        line += f": {unchanged:,} unchanged, {cached:,} from the cache, {difference.to_encode:,} texts encoded"
-        line += f", {status.failed:,} failed" if status.failed else ""
-        line += f"; {done.refused:,} refused" if done.refused else ""
-        line += f"; {tally.bad_lines} left out" if (tally := self.command.choice.tally).lines else ""
-        if status.stopped_by is not None:
-            why = why_ended(status, is_freed=True)
-            line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
+        counts = {
+            "unchanged": unchanged,
+            "from the cache": cached,
+            "encoded": difference.to_encode - done.failed - done.not_encoded,
+            "failed": done.failed,
+            "not encoded": done.not_encoded,
+            "refused": done.refused,
+        }
         facts = {
-            **job_form(status),
             "id": None if self._job is None else self._job.id,
             "vectors": status.done,
             "dimensions": status.dim,
             "unchanged": unchanged,
             "cached": cached,
             "encoded": difference.to_encode,
-            "bad_lines": tally.lines,
             "files": [str(file) for file in done.files],
         }
-        return Report(line, facts, exit_status(status, done.refused))
+        return self.report(status.records, counts, status, facts)
 
 
 def brought_up_to_date(
-    broker: Broker, command: JobCommand, progress: JobProgress, made: Callable[[Job], None] = lambda _: None
+    broker: Broker, command: JobCommand, progress: JobProgress, made: Callable[[Job], None] = ignore
 ) -> Report | None:
     """Do what `--sync` or `--cache` asks for; `made` is called with each job. Returns what was done, or None if the
     command writes the vectors of a whole job. A KeyboardInterrupt says that the same command resumes."""
@@ -254,22 +217,22 @@ def brought_up_to_date(
 def to_encode(command: JobCommand, broker: Broker | None) -> Iterator[Record]:
     """Of a corpus, the records that a command would encode. Says on stderr how many these are, if it may copy some.
     Without a Redis, only texts are compared, with the earlier output."""
-    choice, path = command.choice, command.destination.path
-
-    def say(line: str) -> None:
-        click.echo(printable(line), err=True)
-
-    if command.synced is not None:
-        return lacking(broker, command, command.synced, say)
-    if not command.sync.copies or not isinstance(path, Path):
+    choice, path, progress = command.choice, command.updated, command.progress()
+    if command.synced is not None and broker is not None:
+        return Sync(broker, command, progress, ignore, command.synced).lacking()
+    if path is None:
+        if command.synced is not None:
+            progress.say("Nothing tells which files the model has, so nothing is compared")
         return choice.records()
     with opened_cache(broker, command) as cache:
         if broker is None:
-            say("Nothing tells which files the model has: only texts are compared, and not with a cache")
-            sources = Sources(earlier_of(command, path, say))
+            progress.say("Nothing tells which files the model has: only texts are compared, and not with a cache")
+            sources = Sources(earlier_of(command, path, progress.say))
         else:
-            sources = sources_of(broker, command, path, cache, say)
-        difference = sources.compared(choice.records(), say)
+            sources = sources_of(broker, command, path, cache, progress.say)
+        difference = sources.compared(choice.records(), progress.say)
     unchanged, cached = sources.copied(difference)
-    say(f"{unchanged:,} records are unchanged, {cached:,} are in the cache, {difference.to_encode:,} are to encode")
+    progress.say(
+        f"{unchanged:,} records are unchanged, {cached:,} are in the cache, {difference.to_encode:,} are to encode"
+    )
     return difference.taken_from(records_again(choice))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from embedctl.destinations.formats import (
 )
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
-from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, RefusedRecord, Taker, run
+from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, Progress, RefusedRecord, Taker, run
 from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers, agreed, ranges_of
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer
@@ -47,9 +47,11 @@ class Readable(Protocol):
 
     def status(self) -> JobStatus: ...
 
-    def iter_results(self, *, progress: Callable[[JobStatus], None] | None = None) -> Iterator[ChunkVectors]: ...
+    def iter_results(self, *, progress: Progress | None = None) -> Iterator[ChunkVectors]: ...
 
-    def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus: ...
+    def wait_until_sealed(self, progress: Progress | None = None) -> JobStatus: ...
+
+    def wait(self, timeout: float | None = None, progress: Progress | None = None) -> JobStatus: ...
 
     def stored_numbers(self) -> Numbers: ...
 
@@ -214,7 +216,7 @@ class _File(Taker[ChunkVectors]):
                 raise type(error)(f"{error} The {self._chunks} chunks fetched so far stay in {kept}.") from error
 
 
-def _up_to_its_end(job: Readable, progress: Callable[[JobStatus], None] | None) -> Iterator[ChunkVectors]:
+def _up_to_its_end(job: Readable, progress: Progress | None) -> Iterator[ChunkVectors]:
     """A job's results, also if its error budget ends it."""
     with suppress(JobFailed):
         yield from job.iter_results(progress=progress)

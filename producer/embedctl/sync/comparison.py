@@ -142,7 +142,7 @@ def compare(
         is_there = (sources.get(label) == source for label, source in zip(ids, wanted, strict=True))
         return np.array([0 if each else LACKING for each in is_there], np.int8)
 
-    return Difference(*_compared(records, min(_BLOCK, destination.batch_records), found), names, rows, row_count)
+    return Difference(*_compared(records, destination.batch_records, found), names, rows, row_count)
 
 
 def compare_texts(known: Sequence[Known], records: Iterator[Record]) -> Difference:

@@ -15,6 +15,7 @@ from embedctl.corpus.digests import Digests, as_rows, digest_of
 from embedctl.corpus.records import Record
 from embedctl.destinations.files import Readable
 from embedctl.destinations.interface import Contract
+from embedctl.destinations.loop import Progress
 from embedctl.destinations.numbers import FLOAT32, Numbers
 from embedctl.store import JobSpec, JobState, JobStatus
 from embedctl.sync.comparison import LACKING, Difference, compare_texts, corpus_changed
@@ -88,40 +89,30 @@ class Merged:
         self.id = "" if job is None else job.id
 
     def status(self) -> JobStatus:
-        """The job's status, but with all records, and with blocks in place of chunks."""
-        status = _done(self._spec) if self._job is None else self._job.status()
-        model = None if self._about is None else self._about.model_fingerprint
-        copied, records = self._difference.unchanged, len(self._difference.found)
-        state, blocks = status.state, -(-records // BLOCK)
-        if state is JobState.FAILED and status.stopped_by is None and copied:  # all that was lacking failed
-            state = JobState.COMPLETED_WITH_ERRORS
-        return dataclasses.replace(
-            status,
-            state=state,
-            records=records,
-            done=status.done + copied,
-            chunks=blocks,
-            chunks_done=blocks,
-            original_chunks=blocks,
-            model_fingerprint=status.model_fingerprint or model,
-            dim=status.dim or self._dim,
-        )
+        """The job's status, but with all records; those that are copied are done."""
+        return self._whole(_done(self._spec) if self._job is None else self._job.status())
 
-    def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
+    def wait(self, timeout: float | None = None, progress: Progress | None = None) -> JobStatus:
+        """Wait until the job has ended, as :meth:`Job.wait`; returns :meth:`status`."""
+        return self.status() if self._job is None else self._whole(self._job.wait(timeout, self._of_all(progress)))
+
+    def wait_until_sealed(self, progress: Progress | None = None) -> JobStatus:
         """Wait until the job has all its records, as :meth:`Job.wait_until_sealed`; returns :meth:`status`."""
         if self._job is not None:
-            self._job.wait_until_sealed(progress)
+            self._job.wait_until_sealed(self._of_all(progress))
         return self.status()
 
     def stored_numbers(self) -> Numbers:
         """Nothing of it is in parts."""
         return FLOAT32
 
-    def iter_results(self, *, progress: Callable[[JobStatus], None] | None = None) -> Iterator[ChunkVectors]:
+    def iter_results(self, *, progress: Progress | None = None) -> Iterator[ChunkVectors]:
         """The blocks in order, as :meth:`Job.iter_results` gives chunks. InputError: the corpus has changed since it
         was compared. OtherVectors: the job's vectors must not stand beside those that are copied. OutputError: what is
         to be copied is damaged. JobFailed: the job's error budget ended it; what is copied has come before."""
-        encoded = self._encoded(progress)
+        encoded = self._encoded(self._of_all(progress))
+        if progress is not None:
+            progress(self.status())
         corpus, first = self._difference.again(self._records()), 0
         while block := list(islice(corpus, BLOCK)):
             records, found = zip(*block, strict=True)
@@ -133,7 +124,24 @@ class Merged:
         if self._ended_by is not None:
             raise self._ended_by
 
-    def _encoded(self, progress: Callable[[JobStatus], None] | None) -> Iterator[_Result | None]:
+    def _whole(self, status: JobStatus) -> JobStatus:
+        model = None if self._about is None else self._about.model_fingerprint
+        copied, state = self._difference.unchanged, status.state
+        if state is JobState.FAILED and status.stopped_by is None and copied:  # all that was lacking failed
+            state = JobState.COMPLETED_WITH_ERRORS
+        return dataclasses.replace(
+            status,
+            state=state,
+            records=len(self._difference.found),
+            done=status.done + copied,
+            model_fingerprint=status.model_fingerprint or model,
+            dim=status.dim or self._dim,
+        )
+
+    def _of_all(self, progress: Progress | None) -> Progress | None:
+        return None if progress is None else lambda status: progress(self._whole(status))
+
+    def _encoded(self, progress: Progress | None) -> Iterator[_Result | None]:
         """What became of one record of the job after the other; None for one that was not encoded."""
         if self._job is None:
             return
