@@ -16,7 +16,7 @@ from embedctl import Job, OutputError, SettingsError, enqueue_embeddings
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Callbacks
 from embedctl.destinations.numbers import Dtype, Numbers
-from embedctl.destinations.place import PartsFolder
+from embedctl.destinations.place import Place
 from embedctl.store import Drains
 from embedctl.store.connection import Connection
 from embedctl.waiting.results import ChunkVectors, Vectors
@@ -137,7 +137,7 @@ def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(job: Job, rig: Rig, 
 
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
-    [(Drains, "note", False), (PartsFolder, "publish", False), (PartsFolder, "publish", True)],
+    [(Drains, "note", False), (Place, "publish", False), (Place, "publish", True)],
 )
 def test_a_type_counts_from_the_first_noted_part(job: Job, tmp_path: Path, owner: Any, name: str, after: bool) -> None:
     with killed_at(owner, name, 1, after=after):

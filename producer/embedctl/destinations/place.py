@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from embedctl.chunk_files.place import plain_errors
 from embedctl.destinations.unfinished import check_folder, digest_of, locked, part_of
 from embedctl_config import durable
-from embedctl_config.errors import MissingExtra, OutputError, SettingsError, UnusableOutput
+from embedctl_config.errors import MissingExtra, SettingsError, UnusableOutput
 
 MANIFEST = "manifest.json"
 _PARTS = re.compile(r"part-(retry-)?\d{6,}\.parquet")
@@ -22,49 +21,66 @@ _PARTS = re.compile(r"part-(retry-)?\d{6,}\.parquet")
 _SHA256 = "embedctl-sha256"
 
 
-class Place(ABC):
-    """Takes the parts of one job. Every method raises OSError if the place refuses."""
+class Place:
+    """Takes the parts of one job: a local folder, which need not exist; its parent must. What is published there
+    survives a power cut. Every method raises OSError if the place refuses.
 
-    #: Where it is, as it is stored with the job and shown to people.
-    name: str
+    Attributes:
+        name: where it is, as it is stored with the job and shown to people.
+    """
 
-    @abstractmethod
+    def __init__(self, where: str | Path) -> None:
+        self._folder = Path(where).absolute()
+        self.name = str(self._folder)
+
     def check(self) -> None:
         """Check beforehand that it can be written, as far as that can be seen; UnusableOutput says why not."""
+        check_folder(self._folder if self._folder.exists() else self._folder.parent, self.name)
 
-    @abstractmethod
-    def locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Make the place, and keep other drainers out of it, as far as it can. OutputError: another one writes there,
         or :meth:`check` says why."""
+        self.check()
+        if not self._folder.is_dir():
+            self._folder.mkdir()
+            durable.sync_folder(self._folder.parent)
+        with locked(self._folder / MANIFEST):
+            yield
 
-    @abstractmethod
     def local(self, name: str) -> Path:
         """The local file that a part would be; it is written as :meth:`scratch` before it is published."""
+        return self._folder / name
 
-    @abstractmethod
     def publish(self, name: str, *, replace: bool = False) -> None:
         """Take the finished scratch file under its final name. It is durable when this returns. FileExistsError: the
         name is taken, and is not to be replaced; another drainer may have published it."""
+        # Unless it replaces: a drainer that stood still must not replace the part of the next one.
+        durable.publish(self.scratch(name), self.local(name), replace=replace)
 
-    @abstractmethod
     def digest(self, name: str) -> tuple[str, int]:
         """The sha256 of a part in hexadecimal, and its size in bytes; FileNotFoundError if there is none."""
+        return digest_of(self.local(name))
 
-    @abstractmethod
     def source(self, name: str) -> Any:
         """What pyarrow opens to read a part."""
+        return self.local(name)
 
-    @abstractmethod
     def listed(self) -> Mapping[str, int]:
         """The names of all files that are there, and their sizes in bytes."""
+        found = {}
+        for each in self._folder.iterdir() if self._folder.is_dir() else ():
+            with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                found[each.name] = each.lstat().st_size
+        return found
 
-    @abstractmethod
     def read(self, name: str) -> bytes:
         """A small file's content."""
+        return self.local(name).read_bytes()
 
-    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a part that no job counts on."""
+        self.local(name).unlink(missing_ok=True)
 
     def scratch(self, name: str) -> Path:
         return part_of(self.local(name))
@@ -77,52 +93,6 @@ class Place(ABC):
     def path_of(self, name: str) -> str:
         """A file's full name, for people and programs."""
         return f"{self.name.rstrip('/')}/{name}"
-
-
-class PartsFolder(Place):
-    """A local folder, which need not exist; its parent must. A part that is published there survives a power cut."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
-        self.name = str(self.path)
-
-    def check(self) -> None:
-        check_folder(self.path if self.path.exists() else self.path.parent, self.path)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        self.check()
-        if not self.path.is_dir():
-            self.path.mkdir()
-            durable.sync_folder(self.path.parent)
-        with locked(self.path / MANIFEST):
-            yield
-
-    def local(self, name: str) -> Path:
-        return self.path / name
-
-    def publish(self, name: str, *, replace: bool = False) -> None:
-        # Unless it replaces: a drainer that stood still must not replace the part of the next one.
-        durable.publish(self.scratch(name), self.path / name, replace=replace)
-
-    def digest(self, name: str) -> tuple[str, int]:
-        return digest_of(self.path / name)
-
-    def source(self, name: str) -> Path:
-        return self.path / name
-
-    def listed(self) -> dict[str, int]:
-        found = {}
-        for each in self.path.iterdir() if self.path.is_dir() else ():
-            with suppress(FileNotFoundError):  # renamed or removed meanwhile
-                found[each.name] = each.lstat().st_size
-        return found
-
-    def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
-
-    def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
 
 
 class PartsBucket(Place):
@@ -138,7 +108,6 @@ class PartsBucket(Place):
             raise SettingsError(f"{url}: parts go to a folder or to s3://BUCKET/PREFIX/")
         self._prefix = rest.strip("/")
         self.name = f"s3://{self._prefix}/"
-        self._folder: Path | None = None
 
     @cached_property
     def _files(self) -> Any:
@@ -159,11 +128,6 @@ class PartsBucket(Place):
         with tempfile.TemporaryDirectory(prefix="embedctl-") as folder:
             self._folder = Path(folder)
             yield
-
-    def local(self, name: str) -> Path:
-        if self._folder is None:
-            raise OutputError(f"{self.name} is not open for writing")
-        return self._folder / name
 
     def publish(self, name: str, *, replace: bool = False) -> None:
         scratch = self.scratch(name)
@@ -188,7 +152,7 @@ class PartsBucket(Place):
     def source(self, name: str) -> Any:
         return self._ask("open", self._key(name), "rb")
 
-    def listed(self) -> dict[str, int]:
+    def listed(self) -> Mapping[str, int]:
         try:
             found = self._ask("ls", self._prefix, detail=True, refresh=True)
         except FileNotFoundError:
@@ -215,4 +179,4 @@ class PartsBucket(Place):
 
 def place_of(where: str) -> Place:
     """The place with this path or URL; SettingsError if it is neither a path nor `s3://` and a bucket."""
-    return PartsBucket(where) if "://" in where else PartsFolder(Path(where))
+    return PartsBucket(where) if "://" in where else Place(where)
