@@ -28,7 +28,6 @@ from embedctl.destinations.jsonl import errors_beside
 from embedctl.destinations.place import Place
 from embedctl.jobs.options import SubmitOptions
 from embedctl_config.errors import BatchFileError, InputError, SettingsError
-from embedctl_config.record_ids import RecordId
 from embedctl_config.settings import Settings
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -154,11 +153,6 @@ class CorpusChoice:
         """The requests that an output answers; None if it does not."""
         answers = isinstance(output, Path) and guess_format(output) == "jsonl"
         return self.corpus if isinstance(self.corpus, BatchCorpus) and answers else None
-
-    def refuse_ids(self, why: Callable[[RecordId], str]) -> None:
-        """Take ids that the destination can't hold, and says why, for bad lines."""
-        if isinstance(self.corpus, Corpus):
-            self.corpus.rows.id_type.refuses = why
 
     @property
     def keep(self) -> Sequence[str]:

@@ -235,8 +235,6 @@ class JobCommand:
         )
         options = replace(options, resume=resume, drain=drain or isinstance(destination.path, Place))
         choice = CorpusChoice.taken_from(files, settings, options, destination.path, unique_ids)
-        if destination.database is not None and not destination.database.options.positions:
-            choice.refuse_ids(destination.database.table.refuses)
         return cls(choice, destination, sync, named, quiet, dry_run, as_json)
 
     @property

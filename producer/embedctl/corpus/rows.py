@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,22 +25,17 @@ Line = Record | InputError
 
 @dataclass(slots=True)
 class OneType:
-    """The type that the ids of a corpus have, once the first one was seen, and where that stands. `refuses` says why
-    the destination can't hold an id; it is empty if it can. `beside` is a field of the first row that is called nearly
-    as the id's field, which that row lacks."""
+    """The type that the ids of a corpus have, once the first one was seen, and where that stands. `beside` is a field
+    of the first row that is called nearly as the id's field, which that row lacks."""
 
     found: IdType | None = None
     where: str = ""
     beside: str | None = None
-    refuses: Callable[[RecordId], str] | None = None
 
     def check(self, label: RecordId | None, where: str) -> RecordId | None:
-        """The same id; raises InputError if it has another type than the first one, or the destination can't hold
-        it."""
+        """The same id; raises InputError if it has another type than the first one."""
         if label is None:
             return None
-        if self.refuses is not None and (why := self.refuses(label)):
-            raise InputError(f"{where}: the id {label!r} can't be delivered: {why}")
         kind = IdType.of(label)
         if self.found is None:
             self.found, self.where = kind, where

@@ -236,10 +236,6 @@ class Destination(ABC):
             OutputError: it has other columns, or ids of a type that those of the contract can't have.
         """
 
-    def refuses(self, label: RecordId) -> str:
-        """Why no row can have such an id, as far as that is known beforehand; empty if one can."""
-        return ""
-
     def refuse_outputs(self, asked: Sequence[Output]) -> None:
         """Raise SettingsError unless it can hold these vectors."""
         if lacking := [output for output in asked if output not in self.outputs]:
