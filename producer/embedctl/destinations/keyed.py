@@ -14,7 +14,7 @@ from embedctl.destinations.ids import LeftOut, decided
 from embedctl.destinations.interface import Destination
 from embedctl.destinations.loop import Callbacks, Delivered, RefusedRecord, Taker, Written, run
 from embedctl.destinations.reader import ResultReader
-from embedctl.destinations.released import Tally, refuse_database
+from embedctl.destinations.released import Released, refuse_database
 from embedctl.destinations.rows import Options, Rows
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.store import BatchFacts, JobStatus
@@ -125,7 +125,7 @@ class _Release(Drain[_Batch]):
         self._destination, self._options = destination, options
         self._refused: list[RefusedRecord] = []
         self._rows = Rows(waiter, destination, options, None, self._refused.append)
-        self._tally = Tally()
+        self._tally = Released()
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
@@ -137,7 +137,7 @@ class _Release(Drain[_Batch]):
 
     def _begin(self) -> None:
         dim = self._source.status.dim
-        self._tally = Tally(self._drains.batches(self._job_id, self._state))
+        self._tally = Released(self._drains.batches(self._job_id, self._state))
         if self._tally.by_position not in (None, self._options.positions):
             begun = "with" if self._tally.by_position else "without"
             raise SettingsError(f"the delivery of job {self._job_id} was begun {begun} --duplicates position")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from embedctl.destinations.registry import is_database
-from embedctl.destinations.released import ReleasedChunks, refuse_database
+from embedctl.destinations.released import Released, refuse_database
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.queueing.routing import missing_worker
 from embedctl.store import JobState, JobStatus
@@ -43,7 +43,7 @@ class ResultReader:
         self._job_id = waiter.job_id
         self._broker = waiter.broker
         self._drained: DrainedChunks | None = None
-        self._released: ReleasedChunks | None = None
+        self._released: Released | None = None
 
     def ended_status(self) -> JobStatus:
         """The status of a job that has ended; raises JobUnfinished if it has not, and JobCancelled if it was
@@ -233,9 +233,11 @@ class ResultReader:
         """A chunk that left Redis, `whole` or without its vectors; None if its records are laid over those of another
         chunk. JobDrained: it can't be read here, because it is in a database, or the job's parts are elsewhere."""
         if is_database(place):
+            drains = self._broker.drains
+            state = drains.state(self._job_id)
             if whole:
-                refuse_database(self._broker.drains, self._job_id, self._broker.drains.state(self._job_id))
-            self._released = self._released or ReleasedChunks(self._broker.drains, self._job_id)
+                refuse_database(drains, self._job_id, state)
+            self._released = self._released or Released(drains.batches(self._job_id, state))
             return self._released.chunk(index)
         if self._drained is None:
             # pyarrow is imported when this is first used.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from embedctl_config.record_ids import RecordId, untagged
 from embedctl_config.wire import ErrorCode
 
 
-class Tally:
+class Released:
     """The records of all batches of a job that are durable in a database, whichever process has written them.
     `refused` are those that the table did not take."""
 
@@ -24,12 +24,18 @@ class Tally:
         self.samples: list[RecordId] = []
         self.by_position: bool | None = None
         self._rows: dict[int, int] = {}
+        self._failed: dict[int, list[FailedRecord]] = {}
+        self._retried: dict[int, Sequence[int]] = {}
         self._unchanged = 0
         for facts in batches:
             self.add(facts)
 
     def add(self, facts: BatchFacts) -> None:
         self._rows.update(facts.rows)  # a chunk that was repaired counts once
+        self._failed |= {chunk: [] for chunk, _ in facts.rows}
+        for chunk, position, label, code, message in facts.failed:
+            self._failed[chunk].append(FailedRecord(position, untagged(label), ErrorCode(code), message))
+        self._retried.update(facts.retried)
         self.refused |= {
             position: RefusedRecord(position, untagged(label), why) for position, label, why in facts.refused
         }
@@ -42,20 +48,6 @@ class Tally:
         """Put the figures into what became of the job's records."""
         done.refused, done.unchanged = len(self.refused), self._unchanged
         done.written = sum(self._rows.values()) - done.refused - done.unchanged
-
-
-class ReleasedChunks:
-    """The records without a vector of the chunks of one job that left Redis for a database. It holds all of them."""
-
-    def __init__(self, drains: Drains, job_id: str) -> None:
-        self._failed: dict[int, list[FailedRecord]] = {}
-        self._retried: dict[int, list[int]] = {}
-        for facts in drains.batches(job_id, drains.state(job_id)):
-            for chunk, _ in facts.rows:
-                self._failed[chunk] = []
-            for chunk, position, label, code, message in facts.failed:
-                self._failed[chunk].append(FailedRecord(position, untagged(label), ErrorCode(code), message))
-            self._retried |= {chunk: list(positions) for chunk, positions in facts.retried}
 
     def chunk(self, index: int) -> ChunkVectors | None:
         """The failed records of a chunk, and, of one that retried some, all of these, without their vectors; None if
@@ -79,7 +71,7 @@ def refuse_database(drains: Drains, job_id: str, state: DrainState, *, but: str 
     it is the one of this name."""
     if is_database(state.place) and state.place != but and (state.parts or state.retry_parts):
         done = Delivered()
-        Tally(drains.batches(job_id, state)).count(done)
+        Released(drains.batches(job_id, state)).count(done)
         raise JobDrained(
             f"{done.written + done.unchanged:,} vectors of job {job_id} have left Redis for {state.place}: read them "
             f"there. `embedctl fetch {job_id} -o '{state.place}'` delivers the others there"
