@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored, source_of_text
 from embedctl.destinations.unfinished import check_folder, locked
@@ -52,8 +55,6 @@ _SOURCE = re.compile(r", /\S+\.rs:\d+(:\d+)?$")
 _LISTED, _SEARCHED = 10_000, 40
 #: Changes, each of which makes a small piece of a table, until these are gathered. LanceDB's manual says the same.
 _GATHERED = 20
-#: Rows that are added to an empty table without a look at what it holds. Their ids are remembered, some 80 bytes each.
-_MOST_ADDED = 1_000_000
 
 
 class LanceTable(Destination):
@@ -80,12 +81,9 @@ class LanceTable(Destination):
         self._table: Any = None
         #: When each file was changed that is on the disk.
         self._synced: dict[str, int] = {}
-        self._changed = False
-        #: The version of a table all of whose rows this process has added; None of another one.
-        self._own_version: int | None = None
-        self._added: set[int] = set()
-        #: A version, and ids that it has been seen to lack.
-        self._absent: tuple[int, set[RecordId]] = -1, set()
+        self._changed = self._is_new = False
+        #: A version, and the sorted hashes of all ids that it has, 8 bytes each.
+        self._version, self._hashes = -1, np.empty(0, np.int64)
 
     def open(self, contract: Contract | None) -> bool:
         if contract is None:
@@ -114,40 +112,38 @@ class LanceTable(Destination):
                 self._check_columns(contract)
             # Also what a process left that died before it had synced it.
             self._sync()
-            self._own_version, self._absent = None if holds_rows else self._table.version, (-1, set())
+            self._is_new = not holds_rows
             return holds_rows
 
     def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         found: dict[RecordId, bytes | None] = {}
         with self._explained():
+            self._look()
+            if self._has_none(_hashes(ids)):
+                return found
             # A query with so many ids takes six times as long as all rows, and a kilobyte of memory for each id.
-            wanted, version = _plain(column_of(ids, arrow_type(self.id_type))), self._table.version
-            listed = self._listed()
+            wanted = _plain(column_of(ids, arrow_type(self.id_type)))
+            listed = self._listed("id", "source")
             while some := list(islice(listed, _SEARCHED)):
                 rows = pa.Table.from_batches(some)
                 found.update(_rows_of(rows.filter(pc.is_in(_plain(rows["id"].combine_chunks()), wanted))))
-            self._absent = version, set(ids) - found.keys()
         return found
 
     def ids(self) -> Iterator[Row]:
         with self._explained():
-            for batch in self._listed():
+            for batch in self._listed("id", "source"):
                 yield from _rows_of(batch)
 
-    def _listed(self) -> Iterator[pa.RecordBatch]:
-        query = self._table.search().select(["id", "source"]).limit(self._table.count_rows())
+    def _listed(self, *columns: str) -> Iterator[pa.RecordBatch]:
+        query = self._table.search().select(list(columns)).limit(self._table.count_rows())
         yield from query.to_batches(_LISTED)
 
     def write(self, batch: Batch) -> None:
         with self._explained():
-            version = self._table.version
-            if not self._is_new(batch, version):
-                self.sources(batch.ids)
-                version = self._absent[0]
-            if self._is_new(batch, version):
-                self._add(batch, version)
-            else:
-                self._merge(batch)
+            version, hashes = self._look(), _hashes(batch.ids)
+            made = self._add(batch, version) if self._has_none(hashes) else self._merge(batch)
+            if made == version + 1:  # no other program has written in between
+                self._version, self._hashes = made, np.sort(np.concatenate([self._hashes, hashes]), kind="stable")
             self._sync()
 
     def delete(self, rows: Sequence[Row]) -> int:
@@ -156,7 +152,9 @@ class LanceTable(Destination):
         same = [label for label, source in rows if label in found and found[label] == source]
         if same:
             with self._explained():
-                self._table.delete(_among(same))
+                made = self._table.delete(_among(same)).version
+                if made == self._version + 1:
+                    self._version = made  # whose ids are among those that are known
                 self._sync()
             self._changed = True
         return len(same)
@@ -166,8 +164,7 @@ class LanceTable(Destination):
             if self._changed:
                 self._gather()
         finally:
-            self._changed, self._table, self._own_version = False, None, None
-            self._added.clear()
+            self._changed, self._table, self._version = False, None, -1
             self._stack.close()
 
     def _gather(self) -> None:
@@ -177,31 +174,35 @@ class LanceTable(Destination):
                 self._table.optimize()
                 self._sync()
 
-    def _is_new(self, batch: Batch, version: int) -> bool:
-        """Whether it is certain that this version of the table has none of the ids."""
-        if self._absent[0] == version and self._absent[1].issuperset(batch.ids):
-            return True
-        few = len(self._added) + len(batch) <= _MOST_ADDED
-        return self._own_version == version and few and self._added.isdisjoint(map(hash, batch.ids))
+    def _look(self) -> int:
+        """See which ids the table has; returns its version."""
+        version: int = self._table.version
+        if version != self._version:
+            there = chain.from_iterable(each["id"].to_pylist() for each in self._listed("id"))
+            self._version, self._hashes = version, _hashes(there)
+        return version
 
-    def _add(self, batch: Batch, version: int) -> None:
-        """Add rows that this version lacks. It takes half the time of a merge, and leaves nothing to gather."""
-        own, self._own_version = self._own_version, None  # until it has certainly come to its end
-        made = self._table.add(self._rows(batch)).version
+    def _has_none(self, hashes: npt.NDArray[np.int64]) -> bool:
+        """Whether it is certain that the table has no id with one of these hashes."""
+        begin, end = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
+        return bool((begin == end).all())
+
+    def _add(self, batch: Batch, version: int) -> int:
+        """Add rows that this version lacks; returns the version that has them. It takes half the time of a merge, and
+        leaves nothing to gather in a table that was empty."""
+        made: int = self._table.add(self._rows(batch)).version
+        self._changed |= not self._is_new
         if made == version + 1:
-            self._changed |= own is None
-            if own == version:
-                self._own_version = made
-                self._added.update(map(hash, batch.ids))
-        else:  # another program has written in between, perhaps the same ids
-            self._table.delete(_among(batch.ids))
-            self._merge(batch)
+            return made
+        self._table.delete(_among(batch.ids))  # another program has written in between, perhaps the same ids
+        return self._merge(batch)
 
-    def _merge(self, batch: Batch) -> None:
-        """Add rows, or put them in the place of those with their ids."""
-        merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-        merge.execute(self._rows(batch))
+    def _merge(self, batch: Batch) -> int:
+        """Add rows, or put them in the place of those with their ids; returns the version that has them."""
         self._changed = True
+        merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+        made: int = merge.execute(self._rows(batch)).version
+        return made
 
     def _opened(self, contract: Contract) -> Any:
         # Another program may have written since: what it added would be doubled.
@@ -297,6 +298,10 @@ def _in_words(schema: pa.Schema) -> str:
 def _plain(ids: pa.Array) -> pa.Array:
     """UUIDs as bytes, which arrow can compare."""
     return ids.storage if isinstance(ids, pa.ExtensionArray) else ids
+
+
+def _hashes(ids: Iterable[RecordId]) -> npt.NDArray[np.int64]:
+    return np.sort(np.fromiter(map(hash, ids), np.int64))
 
 
 def _rows_of(table: Any) -> Iterator[Row]:
