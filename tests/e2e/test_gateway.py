@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import Any
 
 import httpx2
 import jsonschema
@@ -207,6 +208,62 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_wo
         assert set(answer.json()) == {"error", "error_type"}
 
 
+@pytest.mark.client("raw HTTP", "vLLM's `/pooling`; infinity's `/embeddings` of a model with multi-vectors alone")
+def test_the_multi_vectors_of_vllm_and_infinity(here: Here, http: httpx2.Client) -> None:
+    here.start_worker()
+    job = enqueue_embeddings(TEXTS, vectors="multi", settings=here.settings)
+    job.wait(timeout=60)
+    expected = [record.vectors for record in job.multi()]
+    assert [len(vectors) for vectors in expected] == [1, 2, 3]
+    asked = {"model": "dummy", "input": TEXTS, "task": "token_embed"}
+    for fields in (asked, {"input": TEXTS, "encoding_format": "base64"}):
+        answer = http.post("/pooling", json=fields).json()
+        assert (answer["object"], answer["model"], answer["usage"]["total_tokens"]) == ("list", "dummy", 6)
+        assert [(each["object"], each["index"]) for each in answer["data"]] == [("pooling", at) for at in range(3)]
+        for each, vectors in zip(answer["data"], expected, strict=True):
+            numbers = each["data"]
+            if isinstance(numbers, str):
+                numbers = np.frombuffer(base64.b64decode(numbers), "<f4").reshape(vectors.shape)
+            np.testing.assert_allclose(numbers, vectors, atol=1e-6)
+    one_each = http.post("/pooling", json={**asked, "task": "embed"}).json()["data"]
+    np.testing.assert_allclose([each["data"] for each in one_each], reference(TEXTS), atol=1e-6)
+    long = "first " * 300 + "last"
+    cut, left, many = (
+        http.post("/pooling", json={"truncate_prompt_tokens": -1, **fields}).json()
+        for fields in (
+            {"input": long},
+            {"input": long, "truncation_side": "left"},
+            {"input": ["word " * 256] * 100},  # several parts, of which each is some vectors
+        )
+    )
+    assert [len(each["data"][0]["data"]) for each in (cut, left)] == [256, 256]
+    assert cut["data"] != left["data"]
+    assert cut["embedctl"] == {"truncated": [{"index": 0, "used": 256, "lost": 45}]}
+    assert {(len(each["data"]), str(each["data"][255])) for each in many["data"]} == {
+        (256, str(many["data"][0]["data"][0]))
+    }
+    wrong: list[tuple[dict[str, Any], str, str]] = [
+        ({"input": long}, "context_length_exceeded", "input"),
+        ({"task": "token_classify"}, "invalid_value", "task"),
+        ({"task": ["embed"]}, "invalid_value", "task"),
+        ({"truncate_prompt_tokens": 16}, "invalid_value", "truncate_prompt_tokens"),
+        ({"truncation_side": "up"}, "invalid_value", "truncation_side"),
+        ({"dimensions": 4}, "invalid_value", "dimensions"),
+        ({"messages": []}, "unsupported_parameter", "messages"),
+        ({"model": 7}, "invalid_type", "model"),
+        ({"input": [[1]]}, "invalid_type", "input"),
+    ]
+    for fields, code, param in wrong:
+        refused = http.post("/pooling", json={"input": "a", **fields})
+        assert (refused.status_code, error_of(refused)["code"], error_of(refused)["param"]) == (400, code, param)
+    colbert = here.start_worker("colbert", model="colbert")
+    eventually(lambda: http.get("/models/colbert").status_code == 200, what="the model's offer")
+    nested = http.post("/embeddings", json={"model": "colbert", "input": TEXTS}).json()
+    for each, vectors in zip(nested["data"], expected, strict=True):
+        np.testing.assert_allclose(each["embedding"], vectors, atol=1e-6)
+    assert colbert.stop() == 0
+
+
 @pytest.mark.client("huggingface_hub", "`InferenceClient.feature_extraction`, with and without `/embed`")
 def test_the_client_of_hugging_face(gateway: Running, start_worker: StartWorker) -> None:
     hub = need("huggingface_hub")
@@ -300,6 +357,9 @@ def test_answers_are_as_described_and_counted(http: httpx2.Client, start_worker:
         ("post", "/v1/embeddings", {"input": "one"}),
         ("get", "/v1/models", None),
         ("get", "/v1/models/{name}", None),
+        ("post", "/pooling", {"input": texts, "truncate_prompt_tokens": -1}),
+        ("post", "/pooling", {"input": "one", "model": "dummy", "task": "embed", "encoding_format": "base64"}),
+        ("post", "/pooling", {"input": texts}),
         ("post", "/embed", {"inputs": texts, "truncate": True}),
         ("post", "/embed", {"inputs": texts}),
         ("get", "/info", None),
@@ -323,7 +383,7 @@ def test_answers_are_as_described_and_counted(http: httpx2.Client, start_worker:
         'embedctl_gateway_requests_total{path="/embeddings",status="200"} 2.0',
         'embedctl_gateway_requests_total{path="/embeddings",status="400"} 1.0',
         'embedctl_gateway_request_seconds_count{path="/embed"} 2.0',
-        'embedctl_gateway_texts_total{model="dummy"} 6.0',
+        'embedctl_gateway_texts_total{model="dummy"} 9.0',
         "embedctl_gateway_in_flight 0.0",
         "embedctl_gateway_held_bytes 0.0",
     ):

@@ -82,6 +82,7 @@ def requests_of(token: str, ids: Sequence[str]) -> list[bytes]:
         ("POST /v1/embeddings", _json({"model": "dummy", "input": "a text"})),
         ("POST /embeddings", _json({"model": "dummy", "input": ["a", "b"], "encoding_format": "base64"})),
         ("POST /embed", _json({"inputs": ["a"], "normalize": False})),
+        ("POST /pooling", _json({"model": "dummy", "input": ["a"], "truncate_prompt_tokens": -1})),
         ("POST /embed_sparse", _json({"inputs": ["a"], "truncate": True})),
         ("POST /predict", _json({"inputs": ["a"]})),
         ("POST /v1/jobs", _json({"model": "dummy", "dry_run": True})),

@@ -27,6 +27,7 @@ CLASSES = {
     "cpu": HardwareClass(),
     "dummy": HardwareClass(backend="dummy", options={"dim": 16}),
     "half": HardwareClass(backend="dummy", precision="fp16", options={"dim": 16}),
+    "colbert": HardwareClass(backend="dummy", options={"dim": 16, "outputs": "multi"}),
     "slow": HardwareClass(backend="dummy", token_budget=64, options={"dim": 16, "seconds_per_batch": 0.1}),
 }
 

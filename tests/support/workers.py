@@ -36,6 +36,10 @@ backend = "dummy"
 token_budget = 64
 options = {dim = 16, seconds_per_batch = 0.1}
 
+[classes.colbert]
+backend = "dummy"
+options = {dim = 16, outputs = "multi"}
+
 [classes.poison]
 backend = "dummy"
 options = {dim = 16, poison = true}

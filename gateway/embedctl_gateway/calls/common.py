@@ -7,8 +7,9 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 import orjson
@@ -24,7 +25,9 @@ from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, EventStore, StoredBatch
 from embedctl.store.ledger import Ledger, NoRoom, Room, Taking
 from embedctl.store.stored_files import FileStore, Once, StoredFile, digest_of
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.outputs import Output
 from embedctl_config.redis_url import secret_url
 from embedctl_config.retry import ASIDE, RetryLimit
 from embedctl_config.settings import Settings
@@ -58,20 +61,19 @@ T = TypeVar("T")
 MAX_BODY_BYTES = 16 * 1024 * 1024
 #: A body that takes longer is given up (seconds).
 BODY_S = 30.0
-#: Most tokens of a request, as at OpenAI.
-MAX_TOKENS = 300_000
-#: About as many bytes of an answer a component takes as text, with its comma.
-_BYTES_PER_NUMBER = 13
-#: The same of a weight of a sparse vector, with its index and the names of both.
-_BYTES_PER_WEIGHT = 40
+#: Most tokens of a request, as at OpenAI; and most numbers of its multi-vectors, which have a vector for each token.
+MAX_TOKENS, MAX_NUMBERS = 300_000, 16 * 1024 * 1024
+#: About as many bytes of an answer a component takes as text, with its comma; and a weight of a sparse vector, with its
+#: index and the names of both.
+_BYTES_PER_NUMBER, _BYTES_PER_WEIGHT = 13, 40
 #: Threads that move the bytes of files, and how many of them move those of one tenant at once.
 _MOVERS, _FOR_EACH = 8, 2
 #: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
 _GONE = 499
 #: Of a connection's state: what is to know the tenant of its caller, who has shown a key or needs none.
 KNOWN = "known"
-#: Rows that are written at once: a long answer must not keep the gateway from others.
-ROWS = 32
+#: So much of an answer is written at once: a long one must not keep the gateway from others (bytes).
+PART_BYTES = 128 * 1024
 
 
 class Gateway:
@@ -236,13 +238,16 @@ class Call:
     async def _embed(self, asked: Asked) -> Embedded:
         served = await self.gateway.catalogue.find(asked.model)
         await self._by_size(lambda: check_sizes(asked, served))
-        self.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
+        if asked.output_of(served) is Output.DENSE:
+            self.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
         try:
             embedded = await self.gateway.embedder.embed(asked, served, self.tenant, self._taking(len(asked.texts)))
         except NoRoom as error:
             raise self.gateway.admission.refusal(error) from None
-        if embedded.sparse is not None:  # only now it is known how many there are
-            self.hold(len(embedded.sparse.indices) * _BYTES_PER_WEIGHT)
+        if isinstance(embedded.vectors, SparseVectors):  # only now it is known how many there are
+            self.hold(len(embedded.vectors.indices) * _BYTES_PER_WEIGHT)
+        elif isinstance(embedded.vectors, MultiVectors):
+            self.hold(embedded.vectors.vectors.size * _BYTES_PER_NUMBER)
         self.gateway.telemetry.embedded(served.name, len(asked.texts), embedded.tokens)
         return embedded
 
@@ -367,17 +372,21 @@ async def _disconnected(request: Request) -> None:
 def check_sizes(asked: Asked, served: Served) -> None:
     """Refuse more than a model or a request can have. A gateway has no tokenizer, so it estimates tokens from bytes, up
     to those that the model takes of a text."""
-    if asked.output not in served.outputs:
+    output = asked.output_of(served)
+    if output not in served.outputs:
         gives = " and ".join(served.outputs)
-        refuse(f"{served.name} gives no {asked.output} vectors, but {gives}", "output_not_given", "model")
+        refuse(f"{served.name} gives no {output} vectors, but {gives}", "output_not_given", "model")
+    if output is not Output.DENSE and asked.dimensions is not None:
+        refuse(f"dimensions is for dense vectors alone, and these are {output} vectors", "invalid_value", "dimensions")
     if asked.dimensions is not None and asked.dimensions > served.dim:
         refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")
     if asked.dimensions not in (None, served.dim) and not served.matryoshka:
         refuse(f"{served.name} was not trained for shorter vectors (Matryoshka)", "invalid_value", "dimensions")
     most = 0 if asked.long == "mean" else served.max_tokens
-    if tokens_of(asked.texts, most) > MAX_TOKENS:
+    tokens = MAX_TOKENS if output is not Output.MULTI else min(MAX_TOKENS, MAX_NUMBERS // max(1, served.multi_width))
+    if tokens_of(asked.texts, most) > tokens:
         refuse(
-            f"the texts have more than {MAX_TOKENS:,} tokens by their length; divide them among requests",
+            f"the texts have more than {tokens:,} tokens by their length; divide them among requests",
             "max_tokens_per_request",
             "input",
         )
@@ -392,15 +401,28 @@ def _too_large() -> Refusal:
     return invalid(f"the body has more than {MAX_BODY_BYTES:,} bytes", "request_too_large", None, 413)
 
 
-async def answered(lines: AsyncIterator[bytes], rows: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The response with a JSON value in several pieces: a short one with its length, a long one piece by piece."""
-    if rows > ROWS:
-        return StreamingResponse(_in_turns(lines), 200, headers, "application/json")
-    return Response(b"".join([line async for line in lines]), 200, headers, "application/json")
+def answered(pieces: Iterable[bytes], headers: Mapping[str, str] | None = None) -> Response:
+    """The response with a JSON value in pieces: a short one with its length, a long one as it is made."""
+    parts = _joined(pieces)
+    first, second = next(parts), next(parts, None)
+    if second is None:
+        return Response(first, 200, headers, "application/json")
+    return StreamingResponse(_in_turns(chain((first, second), parts)), 200, headers, "application/json")
 
 
-async def _in_turns(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same pieces; other requests have their turn after each of them."""
-    async for line in lines:
-        yield line
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same in parts of some length, of which there is at least one."""
+    part = bytearray()
+    for piece in pieces:
+        part += piece
+        if len(part) >= PART_BYTES:
+            yield bytes(part)
+            part.clear()
+    yield bytes(part)
+
+
+async def _in_turns(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The same parts; other requests have their turn after each of them."""
+    for part in parts:
+        yield part
         await asyncio.sleep(0)

@@ -24,6 +24,7 @@ _TEXT = {"type": "string", "pattern": r"[^\t\n\x0b\f\r ]"}
 TEXTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
 _WHOLE = {"type": "integer", "minimum": 0}
 _VECTOR = {"type": "array", "items": {"type": "number"}}
+_MULTI_VECTOR = {"type": "array", "items": _VECTOR}
 
 
 def _object(required: str, /, **properties: Any) -> dict[str, Any]:
@@ -50,6 +51,16 @@ def _list_of(name: str) -> dict[str, Any]:
     )
 
 
+_ENCODING = {"enum": ["float", "base64", None], "description": "base64: float32, little-endian"}
+_USER = _or_null(type="string", description="ignored")
+_MODEL_AND_USAGE = {
+    "model": {"type": "string"},
+    "usage": _object("prompt_tokens total_tokens", prompt_tokens=_WHOLE, total_tokens=_WHOLE),
+    "embedctl": _object(
+        "truncated",
+        truncated={"type": "array", "items": _object("index used lost", index=_WHOLE, used=_WHOLE, lost=_WHOLE)},
+    ),
+}
 _TRUNCATE = _or_null(type="boolean", description="encode the beginning of a text that is too long")
 _SIDE = {"enum": ["right", "Right", "left", "Left", None]}
 _PROMPT_NAME = _or_null(type="string", minLength=1, maxLength=LONGEST_PROMPT_NAME)
@@ -68,8 +79,8 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             model={"type": "string", "description": "one of /v1/models"},
             input=TEXTS,
             dimensions=_or_null(type="integer", minimum=1, description="keep so many leading components"),
-            encoding_format={"enum": ["float", "base64", None], "description": "base64: float32, little-endian"},
-            user=_or_null(type="string", description="ignored"),
+            encoding_format=_ENCODING,
+            user=_USER,
             long={
                 "enum": [*ONE_VECTOR, None],
                 "description": "of a text that is too long: encode a part, refuse it, or encode all of it",
@@ -86,15 +97,40 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
                 "object index embedding",
                 object={"const": "embedding"},
                 index=_WHOLE,
-                embedding={"oneOf": [_VECTOR, {"type": "string"}]},
+                embedding={"anyOf": [_VECTOR, _MULTI_VECTOR, {"type": "string"}]},
             ),
         },
-        model={"type": "string"},
-        usage=_object("prompt_tokens total_tokens", prompt_tokens=_WHOLE, total_tokens=_WHOLE),
-        embedctl=_object(
-            "truncated",
-            truncated={"type": "array", "items": _object("index used lost", index=_WHOLE, used=_WHOLE, lost=_WHOLE)},
+        **_MODEL_AND_USAGE,
+    ),
+    "PoolingRequest": {
+        **_object(
+            "input",
+            model=_or_null(type="string", description="one of /v1/models"),
+            input=TEXTS,
+            task={"enum": ["token_embed", "embed", None], "description": "a vector for each token, or for each text"},
+            dimensions=_or_null(type="integer", minimum=1, description="only with embed"),
+            encoding_format=_ENCODING,
+            user=_USER,
+            truncate_prompt_tokens={"enum": [-1, None], "description": "-1: cut a text that is too long"},
+            truncation_side={"enum": ["right", "left", None], "description": "which end of such a text is cut off"},
         ),
+        **_NOTHING_ELSE,
+    },
+    "Pooling": _object(
+        "id object created data model usage",
+        id=_ID,
+        object={"const": "list"},
+        created=_WHOLE,
+        data={
+            "type": "array",
+            "items": _object(
+                "object index data",
+                object={"const": "pooling"},
+                index=_WHOLE,
+                data={"anyOf": [_VECTOR, _MULTI_VECTOR, {"type": "string"}]},
+            ),
+        },
+        **_MODEL_AND_USAGE,
     ),
     "Model": _object(
         "id object created owned_by",
@@ -316,6 +352,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
 #: bytes).
 CALLS: tuple[tuple[str, str, tuple[str, ...], str, str | None, str | None], ...] = (
     ("POST", "/v1/embeddings", EMBED, "Vectors, as OpenAI gives them", "EmbeddingsRequest", "Embeddings"),
+    ("POST", "/pooling", EMBED, "Vectors of tokens, as vLLM gives them", "PoolingRequest", "Pooling"),
     ("GET", "/v1/models", ANY, "The models that live workers serve", None, "Models"),
     ("GET", "/v1/models/{name}", ANY, "One of them", None, "Model"),
     ("POST", "/v1/files", BATCHES, "Uploads a file, as a form (multipart/form-data)", "FileRequest", "File"),

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import orjson
 from starlette.responses import JSONResponse, Response
 
-from embedctl.destinations.answers import as_floats
+from embedctl.destinations.answers import as_floats, as_pairs, in_array
 from embedctl.jobs.options import Long
-from embedctl.waiting.shapes import SparseVectors
 from embedctl_config import __version__
 from embedctl_config.outputs import Output
-from embedctl_gateway.calls.common import MAX_TOKENS, ROWS, Call, answered
+from embedctl_gateway.calls.common import MAX_TOKENS, Call, answered
 from embedctl_gateway.calls.openapi import check_known
-from embedctl_gateway.embedding.embedder import Asked, Embedded
+from embedctl_gateway.embedding.embedder import Asked
 from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimensions_of, texts_of
 from embedctl_gateway.http.refusals import refuse
 
@@ -27,8 +24,6 @@ _CUTS: Mapping[object, Long] = {
     **dict.fromkeys(("right", "Right"), "cut-right"),
     **dict.fromkeys(("left", "Left"), "cut-left"),
 }
-#: So many weights of sparse vectors take about as long to write as a dense vector.
-_WEIGHTS_OF_ROW = 50
 
 
 async def embed(call: Call) -> Response:
@@ -53,10 +48,8 @@ async def _answer(call: Call, schema: str, output: Output) -> Response:
         "x-compute-characters": str(sum(map(len, asked.texts))),
         "x-compute-tokens": str(embedded.tokens),
     }
-    if embedded.sparse is None:
-        return await answered(_array(embedded), len(asked.texts), headers)
-    rows = max(len(asked.texts), len(embedded.sparse.indices) // _WEIGHTS_OF_ROW)
-    return await answered(_sparse_array(embedded.sparse), rows, headers)
+    numbers: Callable[[Any], Iterable[bytes]] = as_pairs if output is Output.SPARSE else as_floats
+    return answered(in_array(map(numbers, embedded.vectors)), headers)
 
 
 async def predict(call: Call) -> Response:
@@ -68,7 +61,7 @@ async def predict(call: Call) -> Response:
     del fields
     embedded = await call.embed(asked)
     took = {"x-compute-time": f"{(time.perf_counter() - began) * 1000:.2f}"}
-    return await answered(_array(embedded), len(asked.texts), took)
+    return answered(in_array(map(as_floats, embedded.vectors)), took)
 
 
 async def info(call: Call) -> Response:
@@ -105,7 +98,7 @@ def _asked(fields: Mapping[str, Any], schema: str, output: Output) -> Asked:
         _CUTS[side] if truncate else "error",
         normalize=normalize,
         prompt_name=prompt_name,
-        output=output,
+        outputs=(output,),
     )
 
 
@@ -120,20 +113,3 @@ def _flag(fields: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
     if not isinstance(value, bool | None):
         refuse(f"{name} is neither true nor false", "invalid_type", name)
     return otherwise if value is None else value
-
-
-async def _array(embedded: Embedded) -> AsyncIterator[bytes]:
-    yield b"["
-    for at in range(0, len(embedded.vectors), ROWS):
-        yield (b"," if at else b"") + b",".join(as_floats(row) for row in embedded.vectors[at : at + ROWS])
-    yield b"]"
-
-
-async def _sparse_array(found: SparseVectors) -> AsyncIterator[bytes]:
-    yield b"["
-    starts = found.starts.tolist()
-    for row, (first, end) in enumerate(pairwise(starts)):
-        pairs = zip(found.indices[first:end].tolist(), found.weights[first:end], strict=True)
-        line = [{"index": index, "value": weight} for index, weight in pairs]
-        yield (b"," if row else b"") + orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)  # float32, as it is
-    yield b"]"

@@ -31,7 +31,7 @@ class Served:
     """A model that live workers serve: in which precision, the most accurate one, and of how many dimensions. Texts
     longer than `max_tokens` are truncated; 0 if the model has no limit, or no worker says so. `spelling_of` is the
     model's name, if this one is another spelling of it; else empty. `matryoshka`: whether vectors can be cut.
-    `outputs`: what it gives of a text."""
+    `outputs`: what it gives of a text, with `multi_width` dimensions of each vector of a multi-vector."""
 
     name: str
     precision: str
@@ -40,6 +40,7 @@ class Served:
     spelling_of: str
     matryoshka: bool = True
     outputs: Sequence[str] = PLAIN
+    multi_width: int = 0
 
 
 class Catalogue:
@@ -92,7 +93,14 @@ class Catalogue:
             if not self._takes(hardware):
                 continue
             one = Served(
-                name, precision, offer.dim, offer.max_tokens, offer.spelling_of, offer.matryoshka, offer.outputs
+                name,
+                precision,
+                offer.dim,
+                offer.max_tokens,
+                offer.spelling_of,
+                offer.matryoshka,
+                offer.outputs,
+                offer.multi_width,
             )
             if name not in found or _rank(one) < _rank(found[name]):
                 found[name] = one

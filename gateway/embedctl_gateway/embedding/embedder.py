@@ -20,9 +20,9 @@ from embedctl.queueing.listening import in_shared_thread
 from embedctl.store.ledger import Ledger, Taking, taken_with_job
 from embedctl.store.scripts import ScriptCall
 from embedctl.waiting.results import Vectors
-from embedctl.waiting.shapes import SparseVectors
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import EmbedctlError
-from embedctl_config.outputs import Output
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import INTERACTIVE
 from embedctl_gateway.embedding.catalogue import Served
@@ -45,7 +45,8 @@ _TIDY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for. `dimensions`: all if None. `prompt_name`: the model's own default if None."""
+    """What a request asks for. `dimensions`: all if None. `prompt_name`: the model's own default if None. `outputs`:
+    the first of these that the model gives."""
 
     texts: list[str]
     model: str | None = None
@@ -53,18 +54,21 @@ class Asked:
     long: Long = "cut"
     normalize: bool = True
     prompt_name: str | None = None
-    output: Output = Output.DENSE
+    outputs: Sequence[Output] = PLAIN
+
+    def output_of(self, served: Served) -> Output:
+        return next((each for each in self.outputs if each in served.outputs), self.outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The answer to a request: vectors (float32, texts × dimensions), how many tokens of all texts were encoded, and
-    the texts of which only the first tokens were, in order. `sparse` are the vectors of a request for sparse ones."""
+    """The answer to a request: the vectors of its texts (dense ones are float32, texts × dimensions), how many tokens
+    of all texts were encoded, the texts of which only the first tokens were, in order, and the model's name."""
 
-    vectors: Vectors
+    vectors: Vectors | SparseVectors | MultiVectors
     tokens: int
     truncations: list[TruncatedRecord]
-    sparse: SparseVectors | None = None
+    model: str
 
 
 class Embedder:
@@ -90,7 +94,8 @@ class Embedder:
         try:
             # Shielded, because a task that is cancelled as its job is made would not know the job.
             job = await asyncio.shield(submitting)
-            embedded = await _read(job, len(asked.texts))
+            model = asked.model or served.name
+            embedded = await _read(job, len(asked.texts), asked.output_of(served), model)
         except BaseException:
             self._begin(_give_up(submitting))
             raise
@@ -143,7 +148,7 @@ class Embedder:
             normalize=asked.normalize,
             prompt_name=asked.prompt_name,
             dimensions=asked.dimensions,
-            vectors=asked.output,
+            vectors=asked.output_of(served),
             ttl=RESULT_TTL_S,
             count_tokens=True,
             tenant=tenant,
@@ -153,24 +158,21 @@ class Embedder:
         )
 
 
-async def _read(job: AsyncJob, count: int) -> Embedded:
-    vectors: Vectors | None = None
+async def _read(job: AsyncJob, count: int, output: Output, model: str) -> Embedded:
     tokens = read = 0
     truncations: list[TruncatedRecord] = []
-    sparse: list[SparseVectors] = []
+    found: list[Any] = []
     for chunk in await job.results():
         if chunk.errors:
             raise refusal_of_record(chunk.errors[0], count)
-        if vectors is None:
-            vectors = np.empty((count, chunk.vectors.shape[1]), np.float32)
-        vectors[chunk.positions] = chunk.vectors
-        sparse += [] if chunk.sparse is None else [chunk.sparse]
+        found.append(chunk.of(output))
         tokens += 0 if chunk.tokens is None else int(chunk.tokens.sum())
         truncations += chunk.truncations
         read += len(chunk.positions)
-    if vectors is None or read < count:
+    if read < count:
         raise unavailable("the request's job was ended by somebody else", "stopped")
-    return Embedded(vectors, tokens, truncations, SparseVectors.joined(sparse) if sparse else None)
+    joined = np.concatenate if output is Output.DENSE else type(found[0]).joined
+    return Embedded(found[0] if len(found) == 1 else joined(found), tokens, truncations, model)
 
 
 async def _give_up(submitting: asyncio.Task[AsyncJob]) -> None:

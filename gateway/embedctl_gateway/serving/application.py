@@ -59,6 +59,7 @@ _shown_page = cache(page.page)
 #: Method, path, what answers and the form of its errors. The paths of OpenAI and infinity exist below /v1 too.
 CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("POST", "/embeddings", openai.embeddings, as_openai),
+    ("POST", "/pooling", openai.pooling, as_openai),
     ("GET", "/models", openai.models, as_openai),
     ("GET", "/models/{name:path}", openai.model, as_openai),
     ("POST", "/files", files.create, as_openai),

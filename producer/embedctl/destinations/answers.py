@@ -5,15 +5,22 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from embedctl.destinations.unfinished import json_line
 from embedctl.store import JobState, JobStatus
 from embedctl.store.status import BY_REQUEST
 from embedctl.waiting.results import ChunkVectors, FailedRecord, Vectors
 from embedctl_config.errors import InputError, JobCancelled, JobError, JobLost, JobNotFound
+from embedctl_config.outputs import Output, asked_by
 from embedctl_config.wire import ErrorCode
 
+#: What is before the vectors of a text in an answer, as OpenAI and vLLM have it.
+EMBEDDING, POOLING = b'{"object":"embedding","index":%d,"embedding":', b'{"object":"pooling","index":%d,"data":'
 #: Gives the custom_id of each request of a job, and its number of inputs, in order.
 ReadRequests = Callable[[], Iterable[tuple[str, int]]]
 #: The codes of errors that the request is to blame for → those of OpenAI. All others are the server's.
@@ -65,7 +72,7 @@ class _Input(NamedTuple):
     """What became of one input of a request."""
 
     position: int
-    vector: Vectors
+    numbers: bytes
     error: FailedRecord | None
     tokens: int
 
@@ -106,6 +113,7 @@ class Answers:
     ) -> None:
         self.open: _Open | None = None
         self._job = job
+        self._output = asked_by(job.options)[0]
         self._latest = latest
         self._requests = None if read is None else Requests(job.id, read)
         self._begin = self._known = begin
@@ -121,7 +129,9 @@ class Answers:
     def of(self, chunk: ChunkVectors) -> Iterator[Answer]:
         """The lines of the requests that are complete with this chunk."""
         errors = {error.position: error for error in chunk.errors}
-        for row, position in enumerate(chunk.positions.tolist()):
+        vectors = chunk.of(self._output)
+        assert vectors is not None, "a result has what its job asks for"
+        for row, (position, vector) in enumerate(zip(chunk.positions.tolist(), vectors, strict=True)):
             if position < self._begin:
                 continue
             facts: Mapping[str, object] = {} if chunk.kept is None else chunk.kept[row]
@@ -135,9 +145,9 @@ class Answers:
                 yield from self._not_run(position - index, custom_id)
                 self.open = _Open(custom_id, position - index, size, str(facts.get("encoding_format")))
                 self._known = position - index + size
-            # A copy, because the vector would keep its chunk in memory.
             tokens = 0 if chunk.tokens is None else int(chunk.tokens[row])
-            self.open.inputs.append(_Input(position, chunk.vectors[row].copy(), errors.get(position), tokens))
+            numbers = b"" if position in errors else b"".join(self._numbers(self.open, vector))
+            self.open.inputs.append(_Input(position, numbers, errors.get(position), tokens))
             if index == size - 1:
                 complete, self.open = self.open, None
                 yield self._answer(complete)
@@ -165,21 +175,21 @@ class Answers:
             return self._unanswered(request.custom_id, request.first)
         return self._success(request) if failed is None else self._failure(request, failed)
 
+    def _numbers(self, request: _Open, vector: Any) -> Iterable[bytes]:
+        if self._output is Output.SPARSE:
+            return as_pairs(vector)
+        return as_base64(vector) if request.encoding_format == "base64" else as_floats(vector)
+
     def _success(self, request: _Open) -> Answer:
         tokens = sum(each.tokens for each in request.inputs)
-        numbers = as_base64 if request.encoding_format == "base64" else as_floats
-        vectors = b",".join(
-            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, numbers(each.vector))
-            for index, each in enumerate(request.inputs)
-        )
-        line = (
-            b'%b,"response":{"status_code":200,"request_id":%b,"body":{"object":"list","data":[%b],%b}},"error":null}'
-            % (
-                _head(self._name(request.first), request.custom_id),
-                json_line(f"req_{self._name(request.first)}"),
-                vectors,
-                json_line({"model": self._job.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})[1:-1],
-            )
+        texts = ((each.numbers,) for each in request.inputs)
+        told = {"model": self._job.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+        before = EMBEDDING if self._output is Output.DENSE else POOLING
+        body = in_array(texts) if self._output is Output.SPARSE else in_list(before, texts, told)
+        line = b'%b,"response":{"status_code":200,"request_id":%b,"body":%b},"error":null}' % (
+            _head(self._name(request.first), request.custom_id),
+            json_line(f"req_{self._name(request.first)}"),
+            b"".join(body),
         )
         return Answer(line, failed=False)
 
@@ -273,13 +283,41 @@ def _whole(value: object, otherwise: int) -> int:
     return value if isinstance(value, int) else otherwise
 
 
-def as_floats(vector: Vectors) -> bytes:
-    """A vector as a JSON array, each number exact."""
+def in_list(before: bytes, texts: Iterable[Iterable[bytes]], told: Mapping[str, object]) -> Iterator[bytes]:
+    """The answer to a request, in pieces: a list with an object for each text, and what else is told. `before` the
+    vectors of a text, each object has the text's index."""
+    yield b'{"object":"list","data":'
+    yield from in_array(chain((before % index,), pieces, (b"}",)) for index, pieces in enumerate(texts))
+    yield b"," + json_line(told)[1:]
+
+
+def in_array(values: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """A JSON array, in pieces, of values in pieces."""
+    yield b"["
+    for index, pieces in enumerate(values):
+        if index:
+            yield b","
+        yield from pieces
+    yield b"]"
+
+
+def as_floats(vectors: Vectors) -> Iterable[bytes]:
+    """A text's vector, or vectors, as JSON arrays, in pieces, each number exact."""
+    return (_dumped(vectors),) if vectors.ndim == 1 else in_array((_dumped(each),) for each in vectors)
+
+
+def as_base64(vectors: Vectors) -> Iterable[bytes]:
+    """The same as OpenAI's base64 of float32, in quotes; that of several vectors does not tell how long each is."""
+    return (b'"%b"' % base64.b64encode(vectors.astype("<f4", copy=False).tobytes()),)
+
+
+def as_pairs(vector: tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]) -> Iterable[bytes]:
+    """A text's sparse vector, of its indices and its weights, as TEI writes it."""
+    pairs = zip(vector[0].tolist(), vector[1], strict=True)
+    return (_dumped([{"index": index, "value": weight} for index, weight in pairs]),)
+
+
+def _dumped(value: object) -> bytes:
     import orjson  # here, because most commands write no line
 
-    return orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def as_base64(vector: Vectors) -> bytes:
-    """A vector as OpenAI's base64 of float32, in quotes."""
-    return b'"%b"' % base64.b64encode(vector.astype("<f4", copy=False).tobytes())
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -73,15 +73,12 @@ def _columns(chunk: ChunkVectors) -> dict[str, Callable[[int], object]]:
     columns: dict[str, Callable[[int], object]] = {}
     if chunk.vectors.shape[1]:
         columns["embedding"] = np.ascontiguousarray(chunk.vectors).__getitem__
-    if (sparse := chunk.sparse) is not None:
-        at = sparse.starts.tolist()
-        columns[Output.SPARSE.value] = lambda row: {
-            "indices": sparse.indices[at[row] : at[row + 1]],
-            "values": sparse.weights[at[row] : at[row + 1]],
-        }
-    if (multi := chunk.multi) is not None:
-        bounds = multi.starts.tolist()
-        columns[Output.MULTI.value] = lambda row: multi.vectors[bounds[row] : bounds[row + 1]]
+    if chunk.sparse is not None:
+        columns[Output.SPARSE.value] = [
+            {"indices": indices, "values": weights} for indices, weights in chunk.sparse
+        ].__getitem__
+    if chunk.multi is not None:
+        columns[Output.MULTI.value] = [*chunk.multi].__getitem__
     return columns
 
 

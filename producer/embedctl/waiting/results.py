@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from embedctl_config.wire import ChunkResult, ErrorCode
 
 #: float32, records × dimensions.
 Vectors = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,10 @@ class ChunkVectors:
     sparse: SparseVectors | None = None
     multi: MultiVectors | None = None
 
+    def of(self, output: Output) -> Vectors | SparseVectors | MultiVectors | None:
+        """The vectors of one kind."""
+        return {Output.DENSE: self.vectors, Output.SPARSE: self.sparse, Output.MULTI: self.multi}[output]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all vectors."""
@@ -104,10 +109,7 @@ def sparse_records(chunk: ChunkVectors) -> Iterator[SparseRecord]:
     rows = chunk.sparse
     if rows is None:
         return _refuse_lacking(chunk, Output.SPARSE)
-    return (
-        SparseRecord(position, label, rows.indices[first:end], rows.weights[first:end])
-        for position, label, first, end in _good(chunk, rows)
-    )
+    return (SparseRecord(position, label, *pairs) for position, label, pairs in _good(chunk, rows))
 
 
 def multi_records(chunk: ChunkVectors) -> Iterator[MultiRecord]:
@@ -115,7 +117,7 @@ def multi_records(chunk: ChunkVectors) -> Iterator[MultiRecord]:
     rows = chunk.multi
     if rows is None:
         return _refuse_lacking(chunk, Output.MULTI)
-    return (MultiRecord(position, label, rows.vectors[a:b]) for position, label, a, b in _good(chunk, rows))
+    return (MultiRecord(position, label, vectors) for position, label, vectors in _good(chunk, rows))
 
 
 def _refuse_lacking(chunk: ChunkVectors, output: Output) -> Iterator[Any]:
@@ -124,11 +126,10 @@ def _refuse_lacking(chunk: ChunkVectors, output: Output) -> Iterator[Any]:
     return iter(())
 
 
-def _good(chunk: ChunkVectors, rows: SparseVectors | MultiVectors) -> Iterator[tuple[int, RecordId | None, int, int]]:
-    failed, starts = {error.position for error in chunk.errors}, rows.starts.tolist()
-    for row, position in enumerate(chunk.positions.tolist()):
-        if position not in failed:
-            yield position, chunk.ids[row], starts[row], starts[row + 1]
+def _good(chunk: ChunkVectors, rows: Iterable[T]) -> Iterator[tuple[int, RecordId | None, T]]:
+    failed = {error.position for error in chunk.errors}
+    found = zip(chunk.positions.tolist(), chunk.ids, rows, strict=True)
+    return (each for each in found if each[0] not in failed)
 
 
 def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,6 +24,11 @@ class _Rows:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    @property
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Where each row begins and ends in the flat arrays."""
+        return pairwise(self.starts.tolist())
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
@@ -76,6 +82,10 @@ class SparseVectors(_Rows):
     indices: npt.NDArray[np.uint32]
     weights: npt.NDArray[np.float32]
 
+    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]]:
+        """The indices and the weights of each row."""
+        return ((self.indices[first:end], self.weights[first:end]) for first, end in self.bounds)
+
     @classmethod
     def of(cls, wire: outputs.Sparse) -> Self:
         """Those of a result."""
@@ -93,6 +103,10 @@ class MultiVectors(_Rows):
 
     def astype(self, dtype: np.dtype[Any]) -> Self:
         return replace(self, vectors=self.vectors.astype(dtype, copy=False))
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.float32]]:
+        """The vectors of each row."""
+        return (self.vectors[first:end] for first, end in self.bounds)
 
     @classmethod
     def of(cls, wire: outputs.Multi) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -92,11 +93,25 @@ def test_tokens_are_estimated_up_to_those_that_the_model_takes() -> None:
 
 def test_a_model_is_asked_for_what_it_gives() -> None:
     splade, plain = Served("m", "fp32", 0, 256, "", outputs=("sparse",)), Served("m", "fp32", 16, 256, "")
-    check_sizes(Asked(["a"], output=Output.SPARSE), splade)
-    for asked, served in ((Asked(["a"], dimensions=4), splade), (Asked(["a"], output=Output.SPARSE), plain)):
-        with pytest.raises(Refusal, match=rf"m gives no {asked.output} vectors, but {served.outputs[0]}$") as refused:
+    sparse, either = Asked(["a"], outputs=(Output.SPARSE,)), Asked(["a"], outputs=(Output.DENSE, Output.MULTI))
+    check_sizes(sparse, splade)
+    for asked, served, lacking in (
+        (Asked(["a"], dimensions=4), splade, "dense"),
+        (sparse, plain, "sparse"),
+        (either, splade, "dense"),
+    ):
+        with pytest.raises(Refusal, match=rf"m gives no {lacking} vectors, but {served.outputs[0]}$") as refused:
             check_sizes(asked, served)
         assert (refused.value.status, as_tei(refused.value).status_code) == (400, 424)
+    colbert = Served("m", "fp32", 0, 512, "", outputs=("multi",), multi_width=1024)
+    check_sizes(replace(either, texts=["word " * 512] * 32), colbert)
+    for asked, code in (
+        (replace(either, texts=["word " * 512] * 33), "max_tokens_per_request"),  # 64 MiB of numbers
+        (replace(either, dimensions=4), "invalid_value"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            check_sizes(asked, colbert)
+        assert refused.value.code == code
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from embedctl.waiting.results import ChunkVectors
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from embedctl_gateway.embedding import embedder as embedder_module
+from embedctl_gateway.embedding.catalogue import Served
 from embedctl_gateway.embedding.embedder import Asked, Embedder
 from tests.support.waiting import eventually
 
@@ -75,7 +76,7 @@ def embedder_of(monkeypatch: pytest.MonkeyPatch, *jobs: Job) -> Embedder:
 
 
 async def ask(embedder: Embedder) -> None:
-    served: Any = None
+    served = Served("m", "fp32", 2, 256, "")
     await embedder.embed(Asked(["a text"]), served, "default", LEDGER.taking("default", {}))
 
 
