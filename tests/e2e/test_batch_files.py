@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from embedctl import enqueue_embeddings
 from embedctl.waiting.results import Vectors
 from tests.support.here import Here
 from tests.support.jobs import reference
@@ -62,6 +63,36 @@ def assert_answered(lines: list[dict[str, Any]], rows: list[dict[str, Any]]) -> 
         answer = types.CreateEmbeddingResponse.model_validate(body, strict=True)
         assert [each.index for each in answer.data] == list(range(len(texts)))
         assert (answer.model, answer.usage.prompt_tokens) == ("dummy", sum(len(text.split()) for text in texts))
+
+
+def test_requests_for_sparse_and_multi_vectors(here: Here) -> None:
+    here.start_worker()
+    texts = [["red green red", "blue"], "green"]
+    flat = ["red green red", "blue", "green"]
+    for name, url, texts_are in (("sparse", "/embed_sparse", "inputs"), ("multi", "/pooling", "input")):
+        more = {"encoding_format": "base64"} if name == "multi" else {}
+        bodies_asked = [{texts_are: texts[0]}, {texts_are: texts[1], **more}]
+        rows = [{"custom_id": str(at), "url": url, "body": body} for at, body in enumerate(bodies_asked)]
+        corpus = write(here.folder, rows, f"{name}.jsonl")
+        done = here.embedctl("submit", corpus, "--chunk-size", "1", "-o", "answers.jsonl", status=0)
+        bodies = [line["response"]["body"] for line in lines_of(here.folder / "answers.jsonl")]
+        job = enqueue_embeddings(flat, vectors=name, settings=here.settings)
+        job.wait(timeout=60)
+        if name == "sparse":
+            found = [{pair["index"]: np.float32(pair["value"]) for pair in each} for body in bodies for each in body]
+            expected = [dict(zip(each.indices.tolist(), each.weights.tolist(), strict=True)) for each in job.sparse()]
+            assert [len(body) for body in bodies] == [2, 1]
+            assert found == expected
+        else:
+            assert [[each["index"] for each in body["data"]] for body in bodies] == [[0, 1], [0]]
+            *lists, coded = [each["data"] for body in bodies for each in body["data"]]
+            vectors = [*map(np.array, lists), np.frombuffer(base64.b64decode(coded), "<f4").reshape(-1, 16)]
+            for each, record in zip(vectors, job.multi(), strict=True):
+                np.testing.assert_array_equal(each.astype(np.float32), record.vectors)
+        fetched = here.embedctl("fetch", done.stdout.strip(), "-o", "again.jsonl", "-i", corpus, status=0)
+        assert (here.folder / "again.jsonl").read_bytes() == (here.folder / "answers.jsonl").read_bytes(), fetched
+        refused = here.embedctl("submit", corpus, "--vectors", name)
+        assert (refused.returncode, "omit --vectors" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_a_batch_file_is_told_by_its_first_line_and_answered(here: Here) -> None:

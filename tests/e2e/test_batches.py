@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -84,6 +85,39 @@ def test_a_batch_from_its_upload_to_its_vectors(here: Here, client: openai.OpenA
     assert {each.id for each in client.files.list()} == {file_id, batch.output_file_id, batch.error_file_id}
     assert [each.id for each in client.files.list(purpose="batch")] == [file_id]
     eventually(lambda: not list(here.broker.jobs.newest()), what="the end of the batch's job")
+
+
+def test_batches_of_sparse_and_multi_vectors(here: Here, client: openai.OpenAI, http: httpx2.Client) -> None:
+    here.start_worker()
+    texts = ["one", ["two words", "one"], LONG, ["", "x"]]
+    for url, texts_are in (("/pooling", "input"), ("/embed_sparse", "inputs")):
+        batch = ended(client, create(client, upload(client, lines_of(texts, url)), url).id)
+        assert (batch.status, batch.endpoint, counts(batch)) == ("completed", url, (4, 2, 2))
+        good, bad = rows_in(client, batch.output_file_id), rows_in(client, batch.error_file_id)
+        for name, given in zip(("r0", "r1"), texts, strict=False):
+            at_once = http.post(url, json={texts_are: given}).json()
+            body = good[name]["response"]["body"]
+            if url == "/pooling":
+                assert (body["object"], body["id"][:5], body["created"] > 0) == ("list", "pool-", True)
+                at_once |= {"id": body["id"], "created": body["created"]}
+            assert body == at_once
+        errors = [bad[name]["response"]["body"]["error"] for name in ("r2", "r3")]
+        assert [(each["code"], each["param"]) for each in errors] == [
+            ("context_length_exceeded", texts_are),
+            ("empty_input", texts_are),
+        ]
+        assert errors[1]["message"].startswith(f"{texts_are}[0]: ")
+        assert [json.loads(line) for line in http.get(f"/v1/batches/{batch.id}/results").text.splitlines()] == [
+            {**good, **bad}[f"r{number}"] for number in range(4)
+        ]
+    other = ended(client, create(client, upload(client, lines_of(["one"], "/embed_sparse")), "/pooling").id)
+    assert other.errors is not None
+    assert [(each.code, each.param) for each in other.errors.data or []] == [("url_mismatch", "url")]
+    here.start_worker("colbert", model="colbert")
+    lacks = lines_of(["one"], "/embed_sparse", model="colbert")
+    failed = ended(client, create(client, upload(client, lacks), "/embed_sparse").id)
+    assert failed.errors is not None
+    assert (failed.status, "gives no sparse vectors" in str(failed.errors.data)) == ("failed", True)
 
 
 def test_every_bad_line_is_told_and_nothing_is_queued(client: openai.OpenAI, broker: Broker) -> None:

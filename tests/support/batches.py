@@ -31,14 +31,15 @@ def async_client_at(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
 
 
-def lines_of(texts: Sequence[object], **body: Any) -> bytes:
+def lines_of(texts: Sequence[object], url: str = "/v1/embeddings", **body: Any) -> bytes:
     """A batch file; the custom ids are r0, r1 and so on."""
+    field = "inputs" if url == "/embed_sparse" else "input"
     rows = (
         {
             "custom_id": f"r{number}",
             "method": "POST",
-            "url": "/v1/embeddings",
-            "body": {"model": "dummy", "input": text, **body},
+            "url": url,
+            "body": {"model": "dummy", field: text, **body},
         }
         for number, text in enumerate(texts)
     )
@@ -49,8 +50,8 @@ def upload(client: openai.OpenAI, data: bytes, name: str = "requests.jsonl") -> 
     return client.files.create(file=(name, data), purpose="batch").id
 
 
-def create(client: openai.OpenAI, file_id: str, **options: Any) -> Batch:
-    return client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h", **options)
+def create(client: openai.OpenAI, file_id: str, endpoint: Any = "/v1/embeddings", **options: Any) -> Batch:
+    return client.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window="24h", **options)
 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Batch:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO
 
 from embedctl.common.notices import Reminder
-from embedctl.corpus.batch import KEPT_OF_REQUEST, BatchCorpus
+from embedctl.corpus.batch import KEPT_OF_REQUEST, URLS, BatchCorpus
 from embedctl.destinations.answers import EXPIRED, STOPPED, Reason
 from embedctl.jobs import enqueue
 from embedctl.jobs.job import Job
@@ -312,6 +312,7 @@ class _Work:
             keep=KEPT_OF_REQUEST,
             count_tokens=True,
             batch_file=True,
+            vectors=[URLS[facts["endpoint"]].output],
             tenant=self._batch.tenant,
             lane=NORMAL,
         )
@@ -458,7 +459,7 @@ class _Work:
         if retried_id := self._batch.facts.get("retried_file_id"):
             lines = only(lines, lines_of(self._parts(retried_id)))
         copy.writelines(lines)
-        return BatchCorpus.of_copy(copy, most, _NAMED)
+        return BatchCorpus.of_copy(copy, most, _NAMED, self._batch.facts["endpoint"])
 
     def _parts(self, file_id: str) -> Iterator[bytes]:
         file = self._files.get(file_id, self._batch.tenant)

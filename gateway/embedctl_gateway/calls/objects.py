@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from embedctl.corpus.batch import URLS
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import StoredFile
 from embedctl_config import keys
@@ -21,7 +22,7 @@ BATCH, FILE = "batch_", "file-"
 #: The statuses of a batch that has ended, with and without answers, and of both.
 ANSWERED, REFUSED = ("completed", "expired", "cancelled"), "failed"
 ENDED = (*ANSWERED, REFUSED)
-_ENDPOINT, _WINDOW = "/v1/embeddings", "24h"
+_WINDOW = "24h"
 #: Of metadata: most pairs, and the longest name and value (characters).
 _PAIRS, _NAME, _VALUE = 16, 64, 512
 
@@ -144,14 +145,14 @@ def facts_of_batch(fields: Mapping[str, Any]) -> dict[str, object]:
             refuse(f"no {name}", "missing_required_parameter", name)
         if not isinstance(fields[name], str):
             refuse(f"{name} is not a string", "invalid_type", name)
-    if fields["endpoint"] != _ENDPOINT:
-        refuse(f"endpoint is not {_ENDPOINT}: this gateway makes embeddings alone", "invalid_value", "endpoint")
+    if fields["endpoint"] not in URLS:
+        refuse(f"endpoint is none of {', '.join(URLS)}", "invalid_value", "endpoint")
     if fields["completion_window"] != _WINDOW:
         refuse(f"completion_window is not {_WINDOW}, the only one that there is", "invalid_value", "completion_window")
     expiry = fields.get("output_expires_after")
     return {
         "input_file_id": fields["input_file_id"],
-        "endpoint": _ENDPOINT,
+        "endpoint": fields["endpoint"],
         "completion_window": _WINDOW,
         "metadata": json.dumps(_metadata(fields.get("metadata"))),
         "output_ttl_s": keys.FILE_TTL_S if expiry is None else expiry_of(expiry, "output_expires_after"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+from embedctl.corpus.batch import URLS
 from embedctl.jobs.options import ONE_VECTOR, Long
 from embedctl_config import __version__
 from embedctl_config.outputs import Output
@@ -181,7 +182,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
         **_object(
             "input_file_id endpoint completion_window",
             input_file_id=_ID,
-            endpoint={"enum": ["/v1/embeddings"]},
+            endpoint={"enum": [*URLS]},
             completion_window={"enum": ["24h"]},
             metadata=_or_null(
                 type="object",

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from embedctl.corpus import unique
-from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is_batch
+from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, URLS, BatchCorpus, is_batch, url_of
 from embedctl.corpus.dialect import parse_dialect
 from embedctl.corpus.inputs import SUFFIXES
 from embedctl.corpus.pieces import check_splitting, pieces_of
@@ -138,8 +138,12 @@ class CorpusChoice:
             raise SettingsError("each input of a batch file has one vector: omit --long split")
         if options.drain:
             raise SettingsError("a batch file is answered in a .jsonl: leave out --drain, and name a file with -o")
-        requests = BatchCorpus(corpus.files, settings.max_text_bytes, corpus.limit, unique=unique)
-        options = replace(options, keep=KEPT_OF_REQUEST, count_tokens=True, batch_file=True)
+        if options.vectors is not None:
+            raise SettingsError("the url of a batch file's requests says which vectors they ask for: omit --vectors")
+        url = url_of(corpus.files[0])
+        requests = BatchCorpus(corpus.files, settings.max_text_bytes, corpus.limit, unique=unique, url=url)
+        vectors = [URLS[url].output]
+        options = replace(options, keep=KEPT_OF_REQUEST, count_tokens=True, batch_file=True, vectors=vectors)
         if click.get_current_context().get_parameter_source("long") is ParameterSource.DEFAULT:
             # As at OpenAI. An answer has no place to say that a text was cut.
             options = replace(options, long="error")
@@ -217,7 +221,7 @@ def records_again(choice: CorpusChoice) -> Iterator[Record]:
 
 def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
     files = open_corpus(*paths, file_format="jsonl", rows=Rows(settings.max_text_bytes)).files
-    return BatchCorpus(files, settings.max_text_bytes, None, unique=False)
+    return BatchCorpus(files, settings.max_text_bytes, None, unique=False, url=url_of(files[0]))
 
 
 def refuse_addresses(paths: Iterable[str], command: str | None) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's batch files: each line is a request for the vectors of one text or of several.
+"""OpenAI's batch files: each line is a request for the vectors of one text or of several, by the url of a call.
 
 `{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "text"}}`
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +22,7 @@ from embedctl.corpus.streams import bounded_lines, opened
 from embedctl.corpus.unique import UniqueIds
 from embedctl_config.errors import BatchFileError, InputError
 from embedctl_config.model_names import other_spelling
+from embedctl_config.outputs import Output
 from embedctl_config.printable import printable
 from embedctl_config.settings import check_model_name
 
@@ -31,14 +32,31 @@ BATCH_FORMAT = "openai-batch"
 #: to be written. The record's id is the request's.
 KEPT_OF_REQUEST = ("index", "inputs", "encoding_format")
 
-_URL = "/v1/embeddings"
+
+class Url(NamedTuple):
+    """A call that requests name by its url: the vectors that they ask for, the field of their texts, and the fields
+    beside that and the model. `user` names whose request it is, and changes no vector."""
+
+    output: Output
+    texts: str
+    others: Sequence[str]
+
+
+URLS: Mapping[str, Url] = {
+    "/v1/embeddings": Url(Output.DENSE, "input", ("dimensions", "encoding_format", "user")),
+    "/pooling": Url(Output.MULTI, "input", ("task", "encoding_format", "user")),
+    "/embed_sparse": Url(Output.SPARSE, "inputs", ()),
+}
+_EMBEDDINGS = "/v1/embeddings"
 #: Most inputs of a request, as at OpenAI.
 _MAX_INPUTS = 2048
-#: `user` names whose request it is, and changes no vector.
-_TAKEN = ("model", "input", "dimensions", "encoding_format", "user")
+#: Most bytes of several texts in a request for multi-vectors: its answer is one line, of 1 kB or more for each token.
+_MAX_MULTI_BYTES = 64 * 1024
 #: Fields of other servers → what to do with them.
 _INSTEAD = {
     "truncate_prompt_tokens": "leave it out, and give --long for all requests",
+    "truncate": "leave it out, and give --long for all requests",
+    "prompt_name": "leave it out, and give --prompt @NAME for all requests",
     "input_type": "leave it out, and give --prompt for all requests",
     "normalize": "leave it out, and give --normalize or --no-normalize for all requests",
 }
@@ -84,6 +102,14 @@ def is_batch(file: CorpusFile) -> bool:
     return False
 
 
+def url_of(file: CorpusFile) -> str:
+    """The url of a file's first request, which is then that of all."""
+    with suppress(InputError):
+        url = json_object(file.first_line(), "").get("url")
+        return url if isinstance(url, str) and url in URLS else _EMBEDDINGS
+    return _EMBEDDINGS
+
+
 class BatchCorpus:
     """The requests of batch files, in order. Standard input is copied to the disk, and then read like a file.
 
@@ -93,13 +119,23 @@ class BatchCorpus:
         max_bytes: the longest text.
         limit: the most requests; None for all.
         unique: whether each custom_id must be unique.
+        url: one of :data:`URLS`, that of all requests.
 
     Attributes:
         checked, inputs: how many requests :meth:`check` has read, and how many texts these have.
     """
 
-    def __init__(self, files: tuple[CorpusFile, ...], max_bytes: int, limit: int | None, *, unique: bool) -> None:
+    def __init__(
+        self,
+        files: tuple[CorpusFile, ...],
+        max_bytes: int,
+        limit: int | None,
+        *,
+        unique: bool,
+        url: str = _EMBEDDINGS,
+    ) -> None:
         self.files = files
+        self._url = url
         self.checked = self.inputs = 0
         self._named = _NAMED
         self._max_bytes = max_bytes
@@ -108,10 +144,10 @@ class BatchCorpus:
         self._piped: IO[bytes] | None = None
 
     @classmethod
-    def of_copy(cls, copy: IO[bytes], max_bytes: int, named: int) -> Self:
+    def of_copy(cls, copy: IO[bytes], max_bytes: int, named: int, url: str) -> Self:
         """The requests in an open file, in messages `standard input`; each custom_id must be unique. Of those that are
         refused, so many are named at most; the others are counted."""
-        corpus = cls((CorpusFile("-", "jsonl", guessed=False),), max_bytes, None, unique=True)
+        corpus = cls((CorpusFile("-", "jsonl", guessed=False),), max_bytes, None, unique=True, url=url)
         corpus._piped, corpus._named = copy, named
         return corpus
 
@@ -154,7 +190,7 @@ class BatchCorpus:
                 custom_id = _custom_id(row)
                 if self._unique:
                     ids.add(custom_id, place)
-                request = _request(custom_id, row)
+                request = _request(custom_id, row, self._url)
                 shared.check(request, self._where(place))
                 self.inputs += len(request.inputs)
             except _Refused as refused:
@@ -180,7 +216,7 @@ class BatchCorpus:
         for place, line in self._lines():
             try:
                 row = _json(line)
-                request = _request(_custom_id(row), row)
+                request = _request(_custom_id(row), row, self._url)
             except _Refused as refused:
                 raise self._refusal([Mistake(place, *refused.args)], 1) from None
             yield request
@@ -296,17 +332,19 @@ def _custom_id(row: Mapping[str, Any]) -> str:
     return custom_id
 
 
-def _request(custom_id: str, row: Mapping[str, Any]) -> Request:
-    """A line's request, unless it is none that a job can answer."""
+def _request(custom_id: str, row: Mapping[str, Any], url: str) -> Request:
+    """A line's request, unless it is none that a job of requests to this url can answer."""
+    output, texts, others = URLS[url]
     if row.get("method") not in (None, "POST"):
         _refuse("invalid_value", "method", f"method is {row['method']!r}, not 'POST'")
-    if row.get("url") not in (None, _URL):
-        _refuse("url_mismatch", "url", f"url is {row['url']!r}, not {_URL!r}: embedctl makes embeddings alone")
+    if row.get("url") not in (None, url):
+        where = ", ".join(URLS)
+        _refuse("url_mismatch", "url", f"url is {row['url']!r}, not {url!r}: all requests of a job name one of {where}")
     body = row.get("body")
     if not isinstance(body, dict):
-        _refuse("missing_required_parameter", "body", "no body, which is an object with the model and the input")
+        _refuse("missing_required_parameter", "body", f"no body, which is an object with the model and the {texts}")
     for name, value in body.items():
-        if name not in _TAKEN and value is not None:
+        if name not in ("model", texts, *others) and value is not None:
             instead = _INSTEAD.get(name, "leave it out")
             _refuse("unsupported_parameter", f"body.{name}", f"{name} can't be given in a request: {instead}")
     dimensions, encoding_format = body.get("dimensions"), body.get("encoding_format")
@@ -314,27 +352,34 @@ def _request(custom_id: str, row: Mapping[str, Any]) -> Request:
         _refuse("invalid_value", "body.dimensions", f"dimensions is {dimensions!r}, not a whole number from 1 on")
     if encoding_format not in (None, "float", "base64"):
         _refuse("invalid_value", "body.encoding_format", f"encoding_format is {encoding_format!r}: float or base64")
+    if body.get("task") not in (None, "token_embed"):
+        _refuse("invalid_value", "body.task", f"task is {body['task']!r}, not 'token_embed'")
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         _refuse("invalid_type", "body.model", f"model is {kind_of(model)}, not a name")
     if model is not None and (wrong := check_model_name(model)):
         _refuse("invalid_value", "body.model", wrong)
-    return Request(custom_id, _inputs(body), model, dimensions, encoding_format or "float")
+    inputs = _inputs(body, texts)
+    if output is Output.MULTI and len(inputs) > 1:
+        size = sum(len(each.encode(errors="surrogatepass")) for each in inputs if isinstance(each, str))
+        if size > _MAX_MULTI_BYTES:
+            message = f"{texts} has {size:,} bytes in several texts; a request has {_MAX_MULTI_BYTES:,}: divide it"
+            _refuse("max_tokens_per_request", f"body.{texts}", message)
+    return Request(custom_id, inputs, model, dimensions, encoding_format or "float")
 
 
-def _inputs(body: Mapping[str, Any]) -> list[object]:
+def _inputs(body: Mapping[str, Any], name: str) -> list[object]:
     """The texts of a request. Whatever else stands in the place of a text fails alone, as it does in other formats."""
-    if "input" not in body:
-        _refuse("missing_required_parameter", "body.input", "no input: give a text, or an array of texts")
-    given = body["input"]
+    where = f"body.{name}"
+    if name not in body:
+        _refuse("missing_required_parameter", where, f"no {name}: give a text, or an array of texts")
+    given = body[name]
     inputs = given if isinstance(given, list) else [given]
     if not 1 <= len(inputs) <= _MAX_INPUTS:
-        _refuse("invalid_value", "body.input", f"input has {len(inputs):,} texts; a request has 1 to {_MAX_INPUTS:,}")
+        _refuse("invalid_value", where, f"{name} has {len(inputs):,} texts; a request has 1 to {_MAX_INPUTS:,}")
     if isinstance(given, list) and any(type(each) in (int, list) for each in given):
         _refuse(
-            "invalid_type",
-            "body.input",
-            "input holds token ids, which only the model's own server takes: give the text",
+            "invalid_type", where, f"{name} holds token ids, which only the model's own server takes: give the text"
         )
     return inputs
 

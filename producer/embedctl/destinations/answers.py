@@ -183,8 +183,10 @@ class Answers:
     def _success(self, request: _Open) -> Answer:
         tokens = sum(each.tokens for each in request.inputs)
         texts = ((each.numbers,) for each in request.inputs)
-        told = {"model": self._job.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+        told: dict[str, object] = {"model": self._job.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
         before = EMBEDDING if self._output is Output.DENSE else POOLING
+        if before is POOLING:
+            told |= {"id": f"pool-{self._name(request.first)}", "created": int(self._job.created_at.timestamp())}
         body = in_array(texts) if self._output is Output.SPARSE else in_list(before, texts, told)
         line = b'%b,"response":{"status_code":200,"request_id":%b,"body":%b},"error":null}' % (
             _head(self._name(request.first), request.custom_id),
@@ -195,11 +197,12 @@ class Answers:
 
     def _failure(self, request: _Open, failed: FailedRecord) -> Answer:
         code = CODES_OF_REQUESTS.get(failed.code)
-        message = failed.message if request.size == 1 else f"input[{failed.position - request.first}]: {failed.message}"
+        texts = "inputs" if self._output is Output.SPARSE else "input"
+        which = "" if request.size == 1 else f"{texts}[{failed.position - request.first}]: "
         error = {
-            "message": message,
+            "message": f"{which}{failed.message}",
             "type": "invalid_request_error" if code else "server_error",
-            "param": "input" if code else None,
+            "param": texts if code else None,
             "code": code or failed.code.value,
         }
         response = {

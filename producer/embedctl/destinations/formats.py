@@ -105,7 +105,7 @@ def writer_of(file_format: str) -> Callable[[Content], Writer]:
 
 def refuse_outputs(path: Path, file_format: str, asked: Sequence[Output]) -> None:
     """Raise SettingsError unless a file of this format can hold these vectors."""
-    there = FORMATS[file_format].outputs if file_format in FORMATS else PLAIN  # answers to a batch file
+    there = FORMATS[file_format].outputs if file_format in FORMATS else tuple(Output)  # answers to a batch file
     if lacking := [output for output in asked if output not in there]:
         others = [f".{name}" for name, each in FORMATS.items() if set(asked) <= set(each.outputs)]
         raise SettingsError(f"{path} can't hold {lacking[0]} vectors: name the output {' or '.join(others)}")

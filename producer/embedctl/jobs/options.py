@@ -215,8 +215,8 @@ class SubmitOptions:
         wrong = {"dimensions": self.dimensions is not None, "long mean": self.long == "mean"}
         if whats := [what for what, is_given in wrong.items() if is_given]:
             raise SettingsError(f"{whats[0]} is for dense vectors alone: leave it out, or leave out vectors")
-        if self.batch_file:
-            raise SettingsError("the answers to a batch file hold dense vectors alone: leave out vectors")
+        if self.batch_file and len(self.outputs) > 1:
+            raise SettingsError("the requests of a batch file ask for vectors of one kind: name one of vectors")
         if taken := sorted(set(self.keep).intersection(self.outputs)):
             raise SettingsError(f"keep: {taken[0]!r} is what output files call these vectors: rename the field")
 

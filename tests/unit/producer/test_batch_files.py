@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl.corpus.batch import BatchCorpus, is_batch
+from embedctl.corpus.batch import BatchCorpus, is_batch, url_of
 from embedctl.corpus.reading import open_corpus
 from embedctl.corpus.rows import Rows
 from embedctl.destinations.answers import Answers, ReadRequests
@@ -43,7 +43,7 @@ def corpus_of(folder: Path, *rows: object, unique: bool = True, limit: int | Non
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / "r.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape")
     files = open_corpus(str(folder / "r.jsonl"), rows=Rows(100)).files
-    return BatchCorpus(files, 100, limit, unique=unique)
+    return BatchCorpus(files, 100, limit, unique=unique, url=url_of(files[0]))
 
 
 def refusals(folder: Path, *rows: object, **options: Any) -> list[dict[str, Any]]:
@@ -128,6 +128,36 @@ def test_wrong_requests_are_refused_by_name(
     (error,) = refusals(tmp_path, a_request("before"), "", row)
     assert (error["code"], error["param"], error["line"]) == (code, param, 3)
     assert words in error["message"]
+
+
+SPARSE = {"custom_id": "s", "url": "/embed_sparse", "body": {"inputs": ["one", "two"]}}
+MULTI = {"custom_id": "m", "url": "/pooling", "body": {"input": "one", "task": "token_embed", "model": "m"}}
+
+
+def of_sparse(**body: Any) -> dict[str, Any]:
+    return {"custom_id": "b", "body": body}
+
+
+def test_requests_name_the_vectors_that_they_ask_for(tmp_path: Path) -> None:
+    for row, texts in ((SPARSE, 2), (MULTI, 1)):
+        corpus = corpus_of(tmp_path, row)
+        corpus.check()
+        assert (corpus.inputs, next(corpus.records()).text) == (texts, b"one")
+    for first, row, code, param in (
+        (SPARSE, MULTI, "url_mismatch", "url"),
+        (SPARSE, a_request("b", top={"url": "/v1/embeddings"}), "url_mismatch", "url"),
+        (a_request(), SPARSE, "url_mismatch", "url"),
+        (SPARSE, a_request("b"), "unsupported_parameter", "body.input"),
+        (SPARSE, of_sparse(inputs="x", dimensions=4), "unsupported_parameter", "body.dimensions"),
+        (SPARSE, of_sparse(inputs="x", truncate=True), "unsupported_parameter", "body.truncate"),
+        (SPARSE, of_sparse(), "missing_required_parameter", "body.inputs"),
+        (MULTI, a_request("b", task="embed"), "invalid_value", "body.task"),
+        (MULTI, a_request("b", task=["x"]), "invalid_value", "body.task"),
+        (MULTI, a_request("b", dimensions=4), "unsupported_parameter", "body.dimensions"),
+        (MULTI, a_request("b", input=["x" * 40_000] * 2), "max_tokens_per_request", "body.input"),
+    ):
+        (error,) = refusals(tmp_path, first, row)
+        assert (error["code"], error["param"], error["line"]) == (code, param, 2), error
 
 
 def test_all_requests_have_one_model_and_one_number_of_dimensions(tmp_path: Path) -> None:
