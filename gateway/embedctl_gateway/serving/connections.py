@@ -115,7 +115,7 @@ class Crowd:
         if whose in self._waiting or whose in self._served:
             self._waiting.setdefault(whose, deque()).append(one)
             if not self._is_due:
-                self._is_due = True
+                self._is_due, self._began = True, loop.time()
                 loop.call_soon(self._next_round, loop)
             return False
         if not self._served:

@@ -130,6 +130,13 @@ def test_a_round_is_held_while_one_who_waits_for_nothing_is_answered(
     assert log == ["eve"] * 2
 
 
+def test_the_first_pause_is_no_longer_for_the_time_without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, crowd = Loop(), Crowd()
+    monkeypatch.setattr("embedctl_gateway.serving.connections.time", loop)
+    loop.now = 10.0
+    assert loop.run(crowd, ["bob", "eve", "eve"]) < 10.01
+
+
 class Transport:
     """A connection whose client has so many bytes to read, and is given no more."""
 
