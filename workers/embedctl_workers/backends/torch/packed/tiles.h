@@ -227,23 +227,23 @@ static void end_tiles(void) {}
 ALWAYS void eight_rows(struct side a, struct side w, const float *in, long in_row, float *out, long out_row,
                        long blocks, const int parts, const int wide) {
     __m512 sums[ROWS][2];
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < wide; c++) sums[r][c] = _mm512_loadu_ps((const char *)in + r * in_row + c * 64);
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int c = 0; c < wide; c++) sums[r][c] = _mm512_loadu_ps((const char *)in + r * in_row + c * 64);
     for (long k = 0; k < blocks; k++, a.at += a.block, w.at += w.block)
         for (int term = 0; term < (parts == 2 ? 3 : 1); term++) {
             const char *x = a.at + (parts == 2 && term == 0 ? a.part : 0), *y = w.at + (term == 2 ? w.part : 0);
             for (int pair = 0; pair < 16; pair++) {
                 __m512bh weights[2];
-                for (int c = 0; c < wide; c++)
+                UNROLLED for (int c = 0; c < wide; c++)
                     weights[c] = (__m512bh)_mm512_load_si512(y + c * w.second + pair * w.row);
-                for (int r = 0; r < ROWS; r++) {
+                UNROLLED for (int r = 0; r < ROWS; r++) {
                     const __m512bh inputs = (__m512bh)_mm512_set1_epi32(*(const int *)(x + r * a.row + pair * 4));
-                    for (int c = 0; c < wide; c++) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], inputs, weights[c]);
+                    UNROLLED for (int c = 0; c < wide; c++) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], inputs, weights[c]);
                 }
             }
         }
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < wide; c++) _mm512_storeu_ps((char *)out + r * out_row + c * 64, sums[r][c]);
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int c = 0; c < wide; c++) _mm512_storeu_ps((char *)out + r * out_row + c * 64, sums[r][c]);
 }
 
 /* Not inlined: in the midst of other code, GCC keeps the sums in memory. */
