@@ -28,11 +28,11 @@ static const ints16 places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 
 
 ALWAYS floats16 larger16(floats16 a, floats16 b) { return choose16(a > b, a, b); }
 ALWAYS float sum16(floats16 v) {
-    for (int h = 8; h; h /= 2) v += __builtin_shuffle(v, places ^ h);
+    UNROLLED for (int h = 8; h; h /= 2) v += __builtin_shuffle(v, places ^ h);
     return v[0];
 }
 ALWAYS float largest16(floats16 v) {
-    for (int h = 8; h; h /= 2) v = larger16(v, __builtin_shuffle(v, places ^ h));
+    UNROLLED for (int h = 8; h; h /= 2) v = larger16(v, __builtin_shuffle(v, places ^ h));
     return v[0];
 }
 
@@ -46,9 +46,9 @@ ALWAYS void take(const void *row, long column, char *to, long next_part, const i
 ALWAYS void transpose_pairs(char *tile) {
 #if LANES == 16
     floats rows[16];
-    for (int i = 0; i < 16; i++) rows[i] = load((const float *)(tile + i * 64));
+    UNROLLED for (int i = 0; i < 16; i++) rows[i] = load((const float *)(tile + i * 64));
     transpose(rows);
-    for (int i = 0; i < 16; i++) store((float *)(tile + i * 64), rows[i]);
+    UNROLLED for (int i = 0; i < 16; i++) store((float *)(tile + i * 64), rows[i]);
 #else
     uint32_t from[16][16], to[16][16];
     memcpy(from, tile, TILE);
