@@ -150,13 +150,13 @@ def test_a_workers_whole_work_is_measured_in_its_threads_which_are_warmed_up_fir
     for seconds in (0.5, 30.0):
         backend.tokenised = 0
         backend.warmed.clear()
-        rate = working_rate(encoder, load, seconds, threads=3, by_cpu=False)
+        rate = working_rate(encoder, load, seconds, threads=3)
         assert len(backend.warmed) == 3
         if backend.tokenised >= 4:
             break  # else the machine was busy with something else
     assert backend.tokenised >= 4
     assert 0 < rate < 1.2 * load.lengths.sum() / 0.1
-    assert working_rate(encoder, load, 0.0, threads=3, by_cpu=True) > rate  # waiting takes no CPU time
+    assert working_rate(encoder, load, 0.0, threads=3, computing=1) > rate  # waiting takes no CPU time
 
 
 def test_a_thread_that_can_not_be_warmed_up_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_thread_that_can_not_be_warmed_up_keeps_no_other_waiting(monkeypatch: 
 
     monkeypatch.setattr(backend, "warm_up_thread", fail)
     with pytest.raises(DeviceLost, match="gone"):
-        working_rate(encoder, load, 0.1, threads=2, by_cpu=False)
+        working_rate(encoder, load, 0.1, threads=2)
 
 
 CONFIG = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}

@@ -90,11 +90,11 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
         return use.rate
 
 
-def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int, by_cpu: bool) -> float:
+def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int, computing: int = 0) -> float:
     """Tokens/s of tokenising and encoding a chunk repeatedly, for `seconds`, in as many threads as a worker has.
 
-    A ModelError if some of the texts can't be encoded. With `by_cpu`, the time is the CPU time of these threads, which
-    lead the others that compute: so it is the rate without other work on the machine.
+    A ModelError if some of the texts can't be encoded. With the number of `computing` threads of a batch, the rate is
+    that without other work on the machine, by CPU time.
     """
     with closing(_TimedUse(seconds)) as use:
         ready = Barrier(threads, action=use.start)
@@ -113,7 +113,7 @@ def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: 
             _encode_repeatedly(encoder, lambda: _prepare(encoder, load.texts), use)
 
         _in_threads(work, threads)
-        return use.cpu_rate if by_cpu else use.rate
+        return use.cpu_rate(computing) if computing else use.rate
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
@@ -140,17 +140,20 @@ class _TimedUse(DeviceUse):
         self.launcher.close()
 
     def start(self) -> None:
-        self._started = time.perf_counter()
+        self._started, self._began_cpu_s = time.perf_counter(), time.process_time()
 
     @property
     def rate(self) -> float:
         """Tokens/s until now."""
         return self._tokens / (time.perf_counter() - self._started)
 
-    @property
-    def cpu_rate(self) -> float:
-        """Tokens per second of CPU time, of the threads that have ended."""
-        return self._tokens / self._cpu_s
+    def cpu_rate(self, computing: int) -> float:
+        """Tokens/s by CPU time, when the threads have ended.
+
+        The threads lead, and so also do what one thread does alone. Where other work stops them, the rest compute more
+        of a batch: it costs at least its part of all CPU time.
+        """
+        return self._tokens / max(self._cpu_s, (time.process_time() - self._began_cpu_s) / computing)
 
     def on_end(self, cpu_s: float) -> None:
         """A thread ends."""

@@ -37,10 +37,10 @@ def main() -> None:
 
         host = Host(pinned.threads, cache_folder(settings), sharing=pinned.sharing, places=pinned.places)
         encoder = load_encoder(settings, entry, model, host)
-        load, by_cpu = mixed_load(encoder), accelerator is None
+        load, computing = mixed_load(encoder), 0 if accelerator else host.threads
         _say({"fingerprint": encoder.backend.fingerprint, "engine": encoder.backend.engine})
         for line in sys.stdin:
-            _say(working_rate(encoder, load, float(line), threads=entry.prefetch, by_cpu=by_cpu))
+            _say(working_rate(encoder, load, float(line), threads=entry.prefetch, computing=computing))
     except EmbedctlError as error:
         sys.exit(str(error))
 
