@@ -35,22 +35,24 @@ WRITING = ("embedctl.destinations.rows:Rows", "_write", 1)
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 def test_each_night_a_table_becomes_what_the_corpus_says(here: Here, nights: Nights, table: Database) -> None:
     here.start_worker()
-    documents = many(40)
-    assert nights.synced(documents) == (0, 40, None)
+    documents, vectors = many(40), ("--vectors", "dense,multi")
+    assert nights.synced(documents, *vectors) == (0, 40, None)
     nights.assert_holds(documents)
     stamps = dict(table.stamps()) if isinstance(table, Postgres) else {}
 
     after = next_day(documents)
-    assert told(nights.run(after, "--dry-run"))["records"] == 2
-    assert nights.synced(after) == (38, 2, None)
+    assert told(nights.run(after, *vectors, "--dry-run"))["records"] == 2
+    assert nights.synced(after, *vectors) == (38, 2, None)
     nights.assert_holds({**after, "id-7": documents["id-7"]})
     if isinstance(table, Postgres):
         later = dict(table.stamps())
         assert {label for label in documents if later[label] != stamps[label]} == {"id-3"}
 
-    assert nights.synced(after, "--delete") == (40, 0, 1)
+    assert nights.synced(after, *vectors, "--delete") == (40, 0, 1)
     nights.assert_holds(after)
-    assert nights.synced(after, "--delete") == (40, 0, 0)
+    of_words = {label: len(row["multi"]) for label, row in table.other_vectors().items()}
+    assert of_words == {label: len(text.split()) for label, text in after.items()}
+    assert nights.synced(after, *vectors, "--delete") == (40, 0, 0)
     assert not list(here.broker.jobs.newest())
 
 
