@@ -243,7 +243,8 @@ class Rows:
         """The rows that the destination lacks. Kept fields are no part of a source, so with them all are written."""
         if batch.sources is None or batch.kept is not None or not self._holds_rows:
             return batch
-        found = sources_of(self._destination, batch.ids)
+        if not (found := sources_of(self._destination, batch.ids)):
+            return batch
         lacking = [row for row, (label, source) in enumerate(batch.rows) if found.get(label) != source]
         self.done.unchanged += len(batch) - len(lacking)
         return batch if len(lacking) == len(batch) else batch.part(np.array(lacking, np.int64))
