@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import click
@@ -56,10 +57,8 @@ class DatabaseChoice:
         """Raise OtherContract if the table is bound to other vectors than those of a job with these options, as far as
         the settings or live workers tell its model's files."""
         if (contract := self.contract(broker, options)) is not None:
-            try:
+            with closing(self.table):
                 self.table.open(contract)
-            finally:
-                self.table.close()
 
     def checked(self, corpus: Corpus | BatchCorpus) -> DatabaseChoice:
         """The same choice, after a look at the ids of a corpus, before anything is queued. Records can then be

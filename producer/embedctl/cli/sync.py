@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -159,11 +159,8 @@ class Sync(Work):
 
     def _compared(self, *, deletes: bool) -> Difference:
         self.progress.say(f"Comparing the corpus with {self.database.url}")
-        table, records = self.database.table, self.command.choice.records()
-        try:
-            difference = compare(table, self._contract, records, deletes=deletes)
-        finally:
-            table.close()
+        with closing(self.database.table) as table:
+            difference = compare(table, self._contract, self.command.choice.records(), deletes=deletes)
         self._records = len(difference.found)
         self.progress.say(f"{difference.unchanged:,} records are unchanged, {difference.to_encode:,} are to encode")
         return difference
@@ -237,12 +234,9 @@ class Sync(Work):
         if tally.lines or not len(difference.found):
             why = f"{tally.bad_lines} left out of the corpus" if tally.lines else "the corpus is empty"
             raise OutputError(f"nothing is deleted from {self.database.url}: {why}")
-        table = self.database.table
-        try:
+        with closing(self.database.table) as table:
             table.open(self._contract)
             self._deleted = delete_missing(table, difference, limit)
-        finally:
-            table.close()
         self.progress.say(f"Deleted {self._deleted:,} rows from {self.database.url}")
 
     def _report(self) -> Report:
