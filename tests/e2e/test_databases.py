@@ -243,6 +243,12 @@ def test_the_parts_of_a_drained_job_are_delivered(encode: Encode, table: Databas
     coarse.deliver(tmp_path / "bits", dtype="binary")
     with pytest.raises(SettingsError, match="drained as binary"):
         coarse.deliver(table.url)
+    table.remove()
+    assert coarse.deliver(table.url, dtype="binary") == Delivered(written=100)
+    signs = reference(TEXTS) > 0
+    distances = np.logical_xor(signs, signs[42]).sum(axis=1).tolist()
+    assert table.by_hamming(signs[42]) == {f"r{i}": distance for i, distance in enumerate(distances)}
+    table.remove()
     whole = encode(named())
     whole.deliver(tmp_path / "int8", dtype="int8")
     with pytest.raises(SettingsError, match="--dtype float32"):

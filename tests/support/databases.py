@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from embedctl.destinations.interface import Batch, Contract, Destination
@@ -69,6 +70,10 @@ class Database(ABC):
     def other_vectors(self) -> Mapping[RecordId, Mapping[str, Any]]:
         """By id, those of a row's dense, sparse (index → weight) and multi-vectors that the table holds."""
 
+    def by_hamming(self, signs: npt.NDArray[np.bool_]) -> Mapping[RecordId, int]:
+        """The distances of all rows to these bits, as the database tells them."""
+        raise NotImplementedError
+
     @abstractmethod
     def exists(self) -> bool: ...
 
@@ -109,6 +114,10 @@ class Postgres(Database):
             for label, vector in self.connection.execute(query).fetchall():
                 found[label].setdefault("multi", []).append(vector)
         return found
+
+    def by_hamming(self, signs: npt.NDArray[np.bool_]) -> Mapping[RecordId, int]:
+        bits = "".join("01"[int(each)] for each in signs)
+        return dict(self.connection.execute(f"SELECT id, embedding <~> B'{bits}' FROM {self.table}").fetchall())
 
     def drop_connections(self) -> None:
         """End all connections but the test's own."""
@@ -241,6 +250,10 @@ class Lance(Database):
         kinds = {"embedding": "dense", "multi": "multi"}
         found = self.opened().to_arrow().to_pylist()
         return {row["id"]: {kinds[name]: row[name] for name in kinds.keys() & row.keys()} for row in found}
+
+    def by_hamming(self, signs: npt.NDArray[np.bool_]) -> Mapping[RecordId, int]:
+        found = self.opened().search(np.packbits(signs)).distance_type("hamming").limit(100).to_list()
+        return {row["id"]: int(row["_distance"]) for row in found}
 
     def exists(self) -> bool:
         return (self.folder / f"{self.table}.lance").exists()

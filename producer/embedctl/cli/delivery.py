@@ -45,6 +45,7 @@ class DatabaseChoice:
         so."""
         options = Options.of(duplicates or Duplicates.ERROR, dtype)
         table = destination_of(url, settings)
+        table.refuse_dtype(options.stored_as)
         table.open(None)
         table.close()
         return cls(url, table, options)

@@ -83,8 +83,8 @@ def destination_options(duplicates: Iterable[str], if_same: str) -> Callable[[F]
         option(
             "--dtype",
             type=click.Choice([str(kind) for kind in Dtype]),
-            help="The type of the numbers in .npy, .parquet and parts. binary: a bit for each component, whether it "
-            "is above 0. Default: float32, or that of the job's parts.",
+            help="The type of the numbers in .npy, .parquet, parts and databases (there, no int8). binary: a bit for "
+            "each component, whether it is above 0. Default: float32, or that of the job's parts.",
         ),
         option(
             "--ranges",

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.destinations.numbers import Dtype
 from embedctl.store import JobSpec, JobStatus
 from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import OtherContract, OutputError, SettingsError
@@ -27,8 +28,8 @@ from embedctl_config.record_ids import TEXT, IdType, RecordId, as_text
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Vectors as they are stored: float32 or float16, records × dimensions.
-Stored = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+#: Vectors as they are stored: float32 or float16, records × dimensions; or, of binary, uint8, records × bytes.
+Stored = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint8]
 #: The entry of a parquet file's footer, and of the file beside an array, that is the contract of its vectors.
 ABOUT = "embedctl.about"
 #: An id and the source of its row; None if the row does not tell from what it was made.
@@ -47,7 +48,7 @@ class Contract:
         precision: what the vectors promise, such as `fp32`.
         options: the options that decide them.
         dim: dimensions of a vector; 0 while no worker has told them, and in a file, which tells them itself.
-        dtype: float32 or float16; of a file, which tells its numbers itself, float32.
+        dtype: of the dense vectors: float32, float16 or binary; of a file, which tells its numbers itself, float32.
         model_fingerprint: the model's part of the fingerprint; empty where none is kept.
         ids: the type of the ids, as :class:`IdType` writes it; empty if it is not known.
         sparse_dim, multi_dim: the size of the vocabulary of sparse vectors, and the dimensions of each vector of a
@@ -112,6 +113,11 @@ class Contract:
     @property
     def is_sized(self) -> bool:
         return all(self.sizes.values())
+
+    @property
+    def multi_type(self) -> np.dtype[Any]:
+        """The type of the numbers of multi-vectors: float16 or float32."""
+        return np.dtype(np.float16 if self.dtype == Dtype.FLOAT16 else np.float32)
 
     @property
     def digest(self) -> bytes:
@@ -215,8 +221,11 @@ class Destination(ABC):
     #: A batch has about so many records, and no more than about so many bytes of vectors, ids and kept fields.
     batch_records: int = 5_000
     batch_bytes: int = 128 * 1024 * 1024
-    #: The outputs that it can hold.
+    #: The outputs that it can hold, and the types of dense vectors.
     outputs: Sequence[Output] = PLAIN
+    dtypes: Sequence[Dtype] = (Dtype.FLOAT32, Dtype.FLOAT16)
+    #: What serves in place of other types there, as the end of a sentence.
+    instead = ""
     #: The type of the ids there, once it is open.
     id_type: IdType = TEXT
 
@@ -243,6 +252,12 @@ class Destination(ABC):
                 f"{self.name} can't hold {lacking[0]} vectors as embedctl writes it: name another destination with -o, "
                 "such as a .parquet file"
             )
+
+    def refuse_dtype(self, asked: Dtype) -> None:
+        """Raise SettingsError unless it takes dense vectors of this type."""
+        if asked not in self.dtypes:
+            others = f"choose one of {', '.join(self.dtypes)}{self.instead}"
+            raise SettingsError(f"{self.name} does not search vectors of the dtype {asked}: {others}")
 
     def take_ids(self, found: IdType, contract: Contract) -> None:
         """Take note of the type of the ids there. Text holds ids of any type, and that is said."""

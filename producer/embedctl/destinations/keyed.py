@@ -36,6 +36,7 @@ def deliver(waiter: Waiter, destination: Destination, options: Options, callback
     if is_of_batch(status):
         raise SettingsError(f"job {status.id} was made of a batch file: it is answered in a .jsonl, which -o names")
     destination.refuse_outputs(asked_by(status.options))
+    destination.refuse_dtype(options.stored_as)
     if is_released(waiter, status, destination, options):
         return release(waiter, destination, options, callbacks)
     refuse_database(waiter.broker.drains, status.id, waiter.broker.drains.state(status.id))

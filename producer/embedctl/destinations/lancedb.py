@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored, source_of_text
+from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.destinations.unfinished import check_folder, locked
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config import durable
@@ -58,8 +59,9 @@ _GATHERED = 20
 
 
 class LanceTable(Destination):
-    """A table with the columns id (of the type of the ids), embedding and multi (float32 or float16; each if the
-    contract has these vectors), metadata (kept fields as JSON) and source (hexadecimal text).
+    """A table with the columns id (of the type of the ids), embedding (float32, float16, or the bits of uint8) and
+    multi (float32 or float16), each if the contract has these vectors, metadata (kept fields as JSON) and source
+    (hexadecimal text).
 
     The lock is a file beside the table, `.TABLE.lock`.
     """
@@ -67,6 +69,7 @@ class LanceTable(Destination):
     #: Each write makes a version of the table, and reads all its ids.
     batch_records = 25_000
     outputs = (Output.DENSE, Output.MULTI)
+    dtypes = (Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BINARY)
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         url.only("table")
@@ -273,10 +276,11 @@ class LanceTable(Destination):
 
 
 def _schema(contract: Contract) -> pa.Schema:
-    kind = pa.float16() if contract.dtype == "float16" else pa.float32()
+    numbers, multi = Numbers(Dtype(contract.dtype)), pa.from_numpy_dtype(contract.multi_type)
+    dense = pa.list_(pa.from_numpy_dtype(numbers.dtype), numbers.width(contract.dim))
     types = {
-        Output.DENSE: pa.field("embedding", pa.list_(kind, contract.dim)),
-        Output.MULTI: pa.field("multi", pa.list_(pa.list_(kind, contract.multi_dim))),
+        Output.DENSE: pa.field("embedding", dense),
+        Output.MULTI: pa.field("multi", pa.list_(pa.list_(multi, contract.multi_dim))),
     }
     fields = [
         pa.field("id", arrow_type(IdType.named(contract.ids)), nullable=False),

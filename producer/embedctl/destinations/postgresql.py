@@ -8,6 +8,7 @@ from typing import Any, LiteralString
 from urllib.parse import quote, urlencode
 
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.numbers import Dtype
 from embedctl.destinations.postgresql_copy import child_rows
 from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import DestinationRefused, MissingExtra, OutputError, SettingsError
@@ -20,7 +21,7 @@ try:
     from psycopg import sql
 
     from embedctl.destinations.postgresql_errors import explained, reason
-    from embedctl.destinations.postgresql_table import Table, check_child, checked_columns, dense_type, vector_columns
+    from embedctl.destinations.postgresql_table import KINDS, Table, check_child, checked_columns, vector_columns
 except ImportError as error:
     raise MissingExtra("pgvector", "postgresql://") from error
 
@@ -37,15 +38,16 @@ _FETCHED = 20_000
 
 
 class PostgresTable(Destination):
-    """A table with the columns id (unique; text, bigint, uuid, numeric, bytea or date), embedding (vector or halfvec)
-    and sparse (sparsevec), each if the contract has these vectors, source (bytea) and metadata (jsonb: kept fields).
-    Columns that are not ours stay as they are.
+    """A table with the columns id (unique; text, bigint, uuid, numeric, bytea or date), embedding (vector, halfvec or
+    bit) and sparse (sparsevec), each if the contract has these vectors, source (bytea) and metadata (jsonb: kept
+    fields). Columns that are not ours stay as they are.
 
     Multi-vectors stand in a table beside it, `TABLE_multi`, a row for each vector: id, which refers to the record's row
     and is deleted with it, position (in the text, from 0) and embedding.
     """
 
     outputs = tuple(Output)
+    dtypes = (Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BINARY)
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         table = url.needed("table").split(".")
@@ -205,7 +207,7 @@ class PostgresTable(Destination):
             cursor.execute(query.format(_beside_values(self._contracts)), facts)
         column, columns = checked_columns(cursor, self._number, self.name, self._contract)
         self._check_ids(column)
-        self._tables = [Table(self._table, columns)]
+        self._tables = [Table(self._table, columns, bits=self._contract.dim)]
         if Output.MULTI in self._contract.outputs:
             self._open_child(cursor, is_made=not holds_rows and self._contract.is_sized)
         return holds_rows
@@ -218,7 +220,7 @@ class PostgresTable(Destination):
                 "CREATE TABLE {} (id {} REFERENCES {} (id) ON DELETE CASCADE, position integer, "
                 "{}PRIMARY KEY (id, position))"
             )
-            vector = _column("embedding", dense_type(self._contract), self._contract.multi_dim)
+            vector = _column("embedding", KINDS[self._contract.multi_type.name], self._contract.multi_dim)
             cursor.execute(made.format(self._child, self._id_type, self._table, vector))
         check_child(cursor, self._child, self._number, self.name, self._contract)
         self._tables.append(Table(self._child, ("id", "position", "embedding"), key=2))

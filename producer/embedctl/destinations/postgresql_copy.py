@@ -26,13 +26,14 @@ except ImportError as error:
 _BLOCK, _NULL, _JSONB = 500, b"\xff\xff\xff\xff", b"\x01"
 
 
-def encoded(batch: Batch, columns: Sequence[str]) -> Iterator[bytes]:
-    """Rows in PostgreSQL's binary format, in which each value follows its size. psycopg makes them half as fast."""
+def encoded(batch: Batch, columns: Sequence[str], bits: int) -> Iterator[bytes]:
+    """Rows in PostgreSQL's binary format, in which each value follows its size. psycopg makes them half as fast.
+    Vectors of `binary` have so many bits."""
     yield b"PGCOPY\n\xff\r\n\0" + bytes(8)
     begin = repeat(len(columns).to_bytes(2, "big"))
     for at in range(0, len(batch), _BLOCK):
         part = batch.part(slice(at, at + _BLOCK))
-        values = [_values(part, column) for column in columns]
+        values = [_values(part, column, bits) for column in columns]
         yield b"".join(chain.from_iterable(zip(begin, *values, strict=False)))
     yield b"\xff\xff"
 
@@ -46,10 +47,10 @@ def child_rows(batch: Batch) -> Batch:
     return Batch(list(ids), multi.vectors, positions=positions)
 
 
-def _values(batch: Batch, column: str) -> Iterator[bytes]:
+def _values(batch: Batch, column: str, bits: int) -> Iterator[bytes]:
     """A value for each row, after its size."""
     if column == "embedding":
-        yield from _dense(batch.vectors)
+        yield from _dense(batch.vectors, bits)
     elif column == "sparse" and batch.sparse is not None:
         yield from _sparse(batch.sparse)
     elif column == "position" and batch.positions is not None:
@@ -68,14 +69,14 @@ def _sized(value: bytes) -> bytes:
     return len(value).to_bytes(4, "big") + value
 
 
-def _dense(vectors: Stored) -> Iterator[bytes]:
-    """pgvector's: the dimensions, two bytes for later use, and the components."""
-    dim = vectors.shape[1]
-    kind = np.dtype(
-        [("size", ">i4"), ("dim", ">i2"), ("unused", ">i2"), ("vector", vectors.dtype.newbyteorder(">"), (dim,))]
-    )
+def _dense(vectors: Stored, bits: int) -> Iterator[bytes]:
+    """pgvector's: the dimensions, two bytes for later use, and the components; or PostgreSQL's: the number of bits, and
+    these."""
+    is_binary, width = vectors.dtype == np.uint8, vectors.shape[1]
+    head = [("dim", ">i4")] if is_binary else [("dim", ">i2"), ("unused", ">i2")]
+    kind = np.dtype([("size", ">i4"), *head, ("vector", vectors.dtype.newbyteorder(">"), (width,))])
     rows = np.zeros(len(vectors), kind)
-    rows["size"], rows["dim"], rows["vector"] = kind.itemsize - 4, dim, vectors
+    rows["size"], rows["dim"], rows["vector"] = kind.itemsize - 4, bits if is_binary else width, vectors
     data = rows.tobytes()
     return (data[at : at + kind.itemsize] for at in range(0, len(data), kind.itemsize))
 

@@ -3,13 +3,14 @@ multi-vectors: what is checked of them, and how rows go there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
 from psycopg import Cursor, sql
 
 from embedctl.destinations.interface import Batch, Contract
+from embedctl.destinations.numbers import Dtype
 from embedctl.destinations.postgresql_copy import encoded
 from embedctl_config.errors import OutputError
 from embedctl_config.outputs import Output
@@ -21,11 +22,12 @@ _BATCH, _CHILD_BATCH = sql.Identifier("embedctl_batch"), sql.Identifier("embedct
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table that batches go to, or that of its multi-vectors. The first ones of its columns, which are ours, are its
-    key: two in the latter, or else one."""
+    key: two in the latter, or else one. Vectors of `binary` have so many bits."""
 
     name: sql.Identifier
     columns: Sequence[str]
     key: int = 1
+    bits: int = 0
 
     @property
     def batch(self) -> sql.Identifier:
@@ -34,7 +36,7 @@ class Table:
     def copy(self, cursor: Cursor[Any], rows: Batch, into: sql.Identifier) -> None:
         columns = _names(self.columns)
         with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)) as copy:
-            for block in encoded(rows, self.columns):
+            for block in encoded(rows, self.columns, self.bits):
                 copy.write(block)
 
     def write(self, cursor: Cursor[Any], rows: Batch) -> int:
@@ -74,15 +76,14 @@ def _names(columns: Sequence[str], *of: str) -> sql.Composed:
     return sql.SQL(", ").join(sql.Identifier(*of, name) for name in columns)
 
 
-def dense_type(contract: Contract) -> LiteralString:
-    """pgvector's type of vectors with a number for each component."""
-    return "halfvec" if contract.dtype == "float16" else "vector"
+#: The types of dense vectors, and of those of multi-vectors, by the type of their numbers.
+KINDS: Mapping[str, LiteralString] = {Dtype.FLOAT32: "vector", Dtype.FLOAT16: "halfvec", Dtype.BINARY: "bit"}
 
 
 def vector_columns(contract: Contract) -> dict[str, tuple[LiteralString, int]]:
-    """pgvector's type, and the size as the contract has it, of each column of vectors."""
+    """The type, and the size as the contract has it, of each column of vectors."""
     kinds: dict[Output, tuple[str, LiteralString]] = {
-        Output.DENSE: ("embedding", dense_type(contract)),
+        Output.DENSE: ("embedding", KINDS[contract.dtype]),
         Output.SPARSE: ("sparse", "sparsevec"),
     }
     sizes = contract.sizes
@@ -114,7 +115,7 @@ def check_child(cursor: Cursor[Any], child: sql.Identifier, number: int, name: s
         (child.as_string(cursor), number),
     ).fetchone()
     types = {} if found is None else _types(cursor, found[0])
-    kinds = _allowed(dense_type(contract), contract.multi_dim, types.get("embedding", ""))
+    kinds = _allowed(KINDS[contract.multi_type.name], contract.multi_dim, types.get("embedding", ""))
     if types.get("position") != "integer" or types.get("embedding") not in kinds:
         raise OutputError(
             f"{name}: its multi-vectors need the table {child.as_string(cursor)} with the columns id, which REFERENCES "

@@ -57,6 +57,7 @@ class QdrantCollection(Destination):
     #: A server refuses requests of 32 MiB. JSON takes up to 24 bytes for each component of 4.
     batch_bytes = 1_400_000
     outputs = tuple(Output)
+    instead = ", and let the collection quantise them (`quantization_config`)"
 
     def __init__(self, url: DestinationUrl, settings: Settings) -> None:
         self.name = str(url)

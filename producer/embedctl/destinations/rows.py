@@ -17,7 +17,7 @@ from embedctl.corpus.digests import DIGEST_BYTES
 from embedctl.destinations.ids import NAMED, Duplicates, LeftOut, no_id
 from embedctl.destinations.interface import Batch, Contract, Destination, Row, Stored
 from embedctl.destinations.loop import Delivered, Refused, RefusedRecord
-from embedctl.destinations.numbers import Dtype, not_finite, numbers_of
+from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers, not_finite, numbers_of
 from embedctl.destinations.writing import sources_of, tried, write
 from embedctl.waiting.results import ChunkVectors
 from embedctl.waiting.waiter import Waiter
@@ -38,16 +38,12 @@ class Options:
 
     Attributes:
         ids_are_unique: the caller has found the ids to be there and unique, so they are not read beforehand.
-        dtype: float32 or float16; None: float32, but not restored from what is coarser.
+        dtype: of the dense vectors; None: float32, but not restored from what is coarser.
     """
 
     duplicates: Duplicates = Duplicates.ERROR
     ids_are_unique: bool = False
     dtype: Dtype | None = None
-
-    def __post_init__(self) -> None:
-        if self.dtype not in (None, Dtype.FLOAT32, Dtype.FLOAT16):
-            raise SettingsError(f"a database takes float32 or float16, not {self.dtype}")
 
     @classmethod
     def of(cls, duplicates: str, dtype: str | None) -> Options:
@@ -58,8 +54,8 @@ class Options:
         return cls(Duplicates(duplicates), dtype=None if numbers is None else numbers.kind)
 
     @property
-    def stored_as(self) -> str:
-        return str(self.dtype or Dtype.FLOAT32)
+    def stored_as(self) -> Dtype:
+        return self.dtype or Dtype.FLOAT32
 
     @property
     def knows_ids(self) -> bool:
@@ -119,23 +115,23 @@ class Gathered:
         good = ~np.isin(chunk.positions, [error.position for error in chunk.errors])
         if self.left_out is not None:
             good &= ~self.left_out.among(chunk.positions)
-        dtype, whole = np.dtype(self.contract.dtype), np.dtype(np.float32)
-        if (unfit := good & not_finite(chunk, dtype)).any():
-            infinite, refused = not_finite(chunk, whole), np.flatnonzero(unfit)
+        numbers, kind = Numbers(Dtype(self.contract.dtype)), self.contract.multi_type
+        if (unfit := good & not_finite(chunk, kind)).any():
+            infinite, refused = not_finite(chunk, FLOAT32.dtype), np.flatnonzero(unfit)
             for row, label in zip(refused.tolist(), self._ids(chunk, refused), strict=True):
-                what = "is not finite" if infinite[row] else f"overflows {dtype}"
+                what = "is not finite" if infinite[row] else f"overflows {kind}"
                 self.refuse(RefusedRecord(int(chunk.positions[row]), label, f"the vector {what}"))
             good &= ~unfit
         rows = np.flatnonzero(good)
         kept, digests, sources = chunk.kept, chunk.digests, self.contract.sources
         return Batch(
             self._ids(chunk, rows),
-            (chunk.vectors if good.all() else chunk.vectors[rows]).astype(dtype, copy=False),
+            numbers.of(chunk.vectors if good.all() else chunk.vectors[rows]),
             None if digests is None else sources(digests[rows].view(f"V{DIGEST_BYTES}")[:, 0].tolist()),
             [json.dumps(kept[row], ensure_ascii=False) for row in rows] if self.keeps and kept is not None else None,
             chunk.positions[rows],
             None if chunk.sparse is None else chunk.sparse.select(rows),
-            None if chunk.multi is None else chunk.multi.select(rows).astype(dtype),
+            None if chunk.multi is None else chunk.multi.select(rows).astype(kind),
         )
 
     def _joined(self, parts: list[Batch]) -> Batch:
@@ -296,9 +292,9 @@ def _some(rows: list[T], most: int) -> list[T]:
 def _refuse_coarse(chunk: ChunkVectors, options: Options) -> None:
     """Refuse vectors that a part has stored as something else, unless that is near, or was asked for."""
     stored = chunk.stored_as
-    if stored == Dtype.BINARY:
+    if stored == Dtype.BINARY and options.dtype is not Dtype.BINARY:
         raise SettingsError("the job was drained as binary, and vectors can't be restored from that")
-    if stored == Dtype.INT8 and options.dtype is None:
+    if stored == Dtype.INT8 and options.dtype in (None, Dtype.BINARY):
         raise SettingsError(
             "the job was drained as int8: deliver vectors that are restored from that with --dtype float32 "
             "(dtype= in Python)"

@@ -273,9 +273,9 @@ class Job:
             refused: called with each record that the destination does not take.
             duplicates: of a table, which record is written if several have the same id: error, first or last; or
                 `position`, which makes each id of the job and the record's position.
-            dtype: how vectors are stored: float32, float16 or, in an array or parquet, int8 or binary. None:
-                that of the parts that are there, else float32. All parts of a job have one type. What reads results
-                from them later restores float32; of binary, only the signs.
+            dtype: how vectors are stored: float32, float16 or, in an array or parquet, int8 or binary, which PostgreSQL
+                and LanceDB take too. None: that of the parts that are there, else float32. All parts of a job have one
+                type. What reads results from them later restores float32; of binary, only the signs.
             ranges: of int8, the lowest and the highest value of each component: float, 2 × dimensions. None: those of
                 the parts that are there, else of the job's first 100,000 records, or, in parts, of as many as Redis
                 holds at once.

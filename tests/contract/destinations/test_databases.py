@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from embedctl.destinations.interface import Contract
+from embedctl.destinations.numbers import Dtype
 from embedctl.sync.comparison import Limit
 from embedctl_config.errors import OtherContract, OutputError, SettingsError
 from embedctl_config.outputs import Output
@@ -54,6 +56,7 @@ TYPES: list[list[RecordId]] = [
     [date(2026, 1, 2), date(1, 1, 1), date(9999, 12, 31)],
 ]
 WITH_MULTI = ["dense sparse multi", "multi"]
+NOT_SEARCHED = [("pgvector", ["int8"]), ("lancedb", ["int8"]), ("qdrant", ["int8", "binary"])]
 HALF = dataclasses.replace(CONTRACT, dtype="float16")
 
 
@@ -220,6 +223,29 @@ def test_rows_hold_the_outputs_of_the_contract(table: Database, outputs: str) ->
     with table.delivery(contract) as destination:
         assert destination.delete([rows.rows[0], swapped.rows[0]]) == 1
     assert table.other_vectors().keys() == {"a"}
+
+
+@pytest.mark.parametrize("table", ["pgvector", "lancedb"], indirect=True)
+@pytest.mark.parametrize("dim", [16, 11])
+def test_bits_are_found_by_their_hamming_distance(table: Database, dim: int) -> None:
+    whole = batch(["a", "b", "c"])
+    signs = whole.vectors[:, :dim] > 0
+    rows = dataclasses.replace(whole, vectors=np.packbits(signs, axis=-1))
+    binary = dataclasses.replace(CONTRACT, dtype="binary", dim=dim)
+    written(table, rows, contract=binary)
+    written(table, rows, rows.part(slice(1)), contract=binary)
+    distances = np.logical_xor(signs, signs[1]).sum(axis=1)
+    assert table.by_hamming(signs[1]) == dict(zip(rows.ids, distances.tolist(), strict=True))
+    for other in (CONTRACT, HALF, dataclasses.replace(binary, dim=dim + 1)):
+        with pytest.raises(OtherContract):
+            holds_rows(table, other)
+
+
+@pytest.mark.parametrize(("table", "dtypes"), NOT_SEARCHED, indirect=["table"])
+def test_numbers_that_a_database_does_not_search_are_refused(table: Database, dtypes: Sequence[Dtype]) -> None:
+    for dtype in Dtype:
+        with pytest.raises(SettingsError, match=f"of the dtype {dtype}") if dtype in dtypes else nullcontext():
+            table.destination().refuse_dtype(dtype)
 
 
 @pytest.mark.parametrize("table", ["pgvector", "qdrant", "lancedb"], indirect=True)
