@@ -15,6 +15,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
+from embedctl.destinations import writing
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import Dtype
 from embedctl.sync.comparison import Limit
@@ -68,7 +69,8 @@ def test_what_is_written_is_there_and_tells_from_what_it_was_made(table: Databas
     assert holds_rows(table)
     assert rows_of(table) == dict([*first.rows, *second.rows])
     with table.delivery() as destination:
-        assert destination.sources(["a", "c", "nobody", "nul\0"]) == dict([first.rows[0], second.rows[0]])
+        assert destination.sources(["a", "c", "nobody"]) == dict([first.rows[0], second.rows[0]])
+        assert writing.sources_of(destination, ["a", "nul\0"]) == dict(first.rows[:1])
         destination.close()  # more than once
 
 
