@@ -48,7 +48,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/.demo ## embed 6,000 passages into a vector database on this machine, then search it
+demo: $(VENV)/.demo ## embed 6,000 passages on this machine, dense and sparse, then search them by both
 	@demo/run.sh
 
 .PHONY: test
