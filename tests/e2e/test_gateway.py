@@ -180,6 +180,7 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_wo
     assert (one := http.post("/embed_sparse", json={"inputs": "blue"}).json()) == many.json()[-1:]
     assert isinstance(one[0][0]["index"], int)
     facts = http.get("/info").json()
+    assert facts["model_type"] == {"embedding": {"pooling": None}}  # no files say it of the dummy
     assert (facts["model_id"], facts["max_input_length"], facts["model_dtype"]) == ("dummy", 256, "float32")
     assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
     for path in ("/health", "/v1/health", "/ready"):

@@ -18,6 +18,7 @@ from embedctl.jobs.options import SubmitOptions
 from embedctl_config.outputs import Output
 from tests.support.here import Here
 from tests.support.jobs import reference
+from tests.support.waiting import eventually
 
 #: The second record has no text.
 TEXTS = ["red green", "", "blue blue", "red green red"]
@@ -104,6 +105,12 @@ def check_estimates(worker: Here) -> None:
     assert (dense.vector_bytes, multi.vector_bytes) == (4 * 16 * 4, multi.tokens * 16 * 4)
     assert of("dense", "multi").vector_bytes == (4 + multi.tokens) * 16 * 4
     assert (sparse.vector_bytes, "weights of sparse vectors" in sparse.describe()) == (None, True)
+    plan = ["plan", "--records", "1000", "--tokens", "100", "--json", "--vectors"]
+    eventually(lambda: next(iter(worker.broker.workers.offers().values())).tokens_per_s, what="the rate of the worker")
+    planned = [json.loads(worker.embedctl(*plan, each, status=0).stdout) for each in ("dense", "multi")]
+    more = 2 * 1000 * (100 - 1) * 16 * 4  # bytes of results, which are sent twice
+    assert planned[1]["network_bytes"] - planned[0]["network_bytes"] == pytest.approx(more, rel=0.02)
+    assert "only the model can count" in worker.embedctl(*plan, "sparse", status=1).stderr
 
 
 def check_refusals(worker: Here, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_a_bare_model_keeps_the_pooling_that_was_said_once(here: Here, tmp_path:
     here.write({"a": TEXTS[0], "b": TEXTS[1]})
     common = ("corpus.jsonl", "--model", "bare", "--class", "cpu", "-o", "v.parquet")
     here.start_worker("cpu", "--pooling", "cls", model="bare")
+    assert here.broker.workers.offers()["cpu", "bare", "fp32"].pooling == "cls"
     job = enqueue_embeddings(TEXTS, model="bare", hardware="cpu", settings=settings_of(here.environment))
     job.wait(timeout=120)
     np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)

@@ -72,7 +72,7 @@ async def info(call: Call) -> Response:
             "model_id": served.name,
             "model_sha": None,
             "model_dtype": {"fp32": "float32", "fp16": "float16"}.get(served.precision, served.precision),
-            "model_type": {"embedding": {"pooling": "mean"}},
+            "model_type": {"embedding": {"pooling": served.pooling or None}},
             "max_concurrent_requests": call.gateway.settings.limits.gateway_in_flight,
             "max_input_length": served.max_tokens,
             "max_batch_tokens": MAX_TOKENS,

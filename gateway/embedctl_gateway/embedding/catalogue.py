@@ -31,7 +31,8 @@ class Served:
     """A model that live workers serve: in which precision, the most accurate one, and of how many dimensions. Texts
     longer than `max_tokens` are truncated; 0 if the model has no limit, or no worker says so. `spelling_of` is the
     model's name, if this one is another spelling of it; else empty. `matryoshka`: whether vectors can be cut.
-    `outputs`: what it gives of a text, with `multi_width` dimensions of each vector of a multi-vector."""
+    `outputs`: what it gives of a text, with `multi_width` dimensions of each vector of a multi-vector.
+    `pooling`: how it makes them of tokens' states; empty if nobody says."""
 
     name: str
     precision: str
@@ -41,6 +42,7 @@ class Served:
     matryoshka: bool = True
     outputs: Sequence[str] = PLAIN
     multi_width: int = 0
+    pooling: str = ""
 
 
 class Catalogue:
@@ -101,6 +103,7 @@ class Catalogue:
                 offer.matryoshka,
                 offer.outputs,
                 offer.multi_width,
+                offer.pooling,
             )
             if name not in found or _rank(one) < _rank(found[name]):
                 found[name] = one

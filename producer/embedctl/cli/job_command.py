@@ -13,7 +13,16 @@ import click
 from embedctl.cli.corpora import OPTIONS, CorpusChoice
 from embedctl.cli.delivery import DatabaseChoice
 from embedctl.cli.destination import DatabaseUrl, Destination, destination_options
-from embedctl.cli.options import complete_class, complete_model, json_option, option, quiet_option, section, together
+from embedctl.cli.options import (
+    complete_class,
+    complete_model,
+    json_option,
+    option,
+    quiet_option,
+    section,
+    together,
+    vectors_option,
+)
 from embedctl.cli.sync_options import SyncChoice, sync_options
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.corpus.inputs import FORMATS
@@ -159,12 +168,7 @@ def _vectors_options(hardware: str) -> Callable[[F], F]:
         option("--class", "hardware", shell_complete=complete_class, help=hardware),
         option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
         option("--normalize/--no-normalize", default=True, show_default=True, help="Scale vectors to unit length."),
-        option(
-            "--vectors",
-            metavar="KINDS",
-            help="What one pass over the text gives: some of dense, sparse and multi, as the model can, such as "
-            "dense,sparse. Default: dense.",
-        ),
+        vectors_option,
         option(
             "--dims",
             "dimensions",

@@ -172,4 +172,10 @@ def duration(text: str) -> timedelta:
 
 job_argument = click.argument("job_id", metavar="JOB", shell_complete=complete_job)
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+vectors_option = option(
+    "--vectors",
+    metavar="KINDS",
+    help="What one pass over the text gives: some of dense, sparse and multi, as the model can, such as dense,sparse. "
+    "Default: dense.",
+)
 quiet_option = option("--quiet", "-q", is_flag=True, help="Show no progress.")

@@ -13,7 +13,7 @@ from typing import get_args
 
 import click
 
-from embedctl.cli.options import duration, json_option, option
+from embedctl.cli.options import duration, json_option, option, vectors_option
 from embedctl.common.processes import running
 from embedctl.corpus.digests import with_digests
 from embedctl.corpus.kept import parse_keep
@@ -30,14 +30,21 @@ from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
 from embedctl.queueing.routing import local_class
 from embedctl_config.errors import ModelError
 from embedctl_config.loading import load_settings
+from embedctl_config.outputs import Output
 from embedctl_config.record_ids import to_wire
 from embedctl_config.settings import Settings
 
 _MULTIPLES = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
 _UNKNOWN = (
-    "the dimensions of {} are unknown: no live worker serves it, and it is not here; or it gives no dense vectors, and "
-    "a plan counts those alone"
+    "the dimensions of {} are unknown: no live worker serves it, and it is not here; or it gives no such vectors: name "
+    "those that it gives as --vectors"
 )
+_SPARSE = (
+    "only the model can count the weights of sparse vectors: plan without them, run a part of the corpus, and add the "
+    "bytes of its file"
+)
+#: Of a text in the place of a sample.
+_MOST_TOKENS = 32_768
 _PERIODS = {"night": "8h", "day": "24h", "week": "7d"}
 
 
@@ -69,6 +76,7 @@ def _period(text: str) -> float:
     show_default=True,
     help="What becomes of long texts, as for `embedctl run`. With split, the plan counts their pieces.",
 )
+@vectors_option
 @option("--model", help="The model. Default: the setting.")
 @option("--class", "hardware", help="The hardware class. Default: the setting, or cpu if that is auto.")
 @option(
@@ -91,6 +99,7 @@ def plan(
     template: str | None,
     keep: str | None,
     long: Long,
+    vectors: str | None,
     model: str | None,
     hardware: str | None,
     within_s: float,
@@ -109,38 +118,42 @@ def plan(
     if not sample and (records is None or tokens is None):
         raise click.UsageError("Name a part of the corpus, or give --records and --tokens.")
     hardware = local_class(settings, hardware)
-    options = SubmitOptions.of(model=model or settings.model, hardware=hardware, long=long if sample else "cut")
+    options = SubmitOptions.of(
+        model=model or settings.model, hardware=hardware, long=long if sample else "cut", vectors=vectors
+    )
     rows = Rows(settings.max_text_bytes)
     if sample:
         rows = Rows(settings.max_text_bytes, text_field, "id", parse_keep(keep), parse_template(template))
     broker = Broker.shared(settings) if settings.redis_url else None
-    counted, read, ids_bytes = _counted(settings, broker, sample, rows, options)
+    counted, read, ids_bytes = _counted(settings, broker, sample or _text_of(tokens or 1), rows, options)
     total = round((records or read) * counted.records / read)
     mean = tokens or counted.tokens / counted.records
     size = counted.text_bytes / counted.records if sample else mean * BYTES_PER_TOKEN
-    if counted.vector_bytes is None:
-        raise ModelError(_UNKNOWN.format(options.model))
+    room = _room(broker, counted, options)
     rate = _live_rate(counted) or _measured_rate(options, mean)
-    made = Plan(
-        Load(total, mean, size, (counted.kept_bytes + ids_bytes) / counted.records),
-        rate,
-        _room(broker, counted.vector_bytes // counted.records),
-        within_s,
-        price,
-    )
+    load = Load(total, mean, size, (counted.kept_bytes + ids_bytes) / counted.records)
+    made = Plan(load, rate, room, within_s, price)
     click.echo(json.dumps(made.facts()) if as_json else made.describe())
 
 
-def _room(broker: Broker | None, vector_bytes: int) -> Room:
+def _text_of(tokens: float) -> str:
+    """A text of about so many tokens: a multi-vector has a vector for each."""
+    return "a" * round(min(tokens, _MOST_TOKENS) * BYTES_PER_TOKEN)
+
+
+def _room(broker: Broker | None, counted: Estimate, options: SubmitOptions) -> Room:
+    if counted.vector_bytes is None:
+        raise ModelError(_SPARSE if Output.SPARSE in options.outputs else _UNKNOWN.format(options.model))
+    vector_bytes = counted.vector_bytes // counted.records
     if broker is None:
         return Room(vector_bytes, HIGH_WATER_BYTES, RESULTS_HIGH_WATER_BYTES)
     return Room(vector_bytes, broker.high_water(), broker.results_high_water())
 
 
 def _counted(
-    settings: Settings, broker: Broker | None, sample: Sequence[str], rows: Rows, options: SubmitOptions
+    settings: Settings, broker: Broker | None, sample: Sequence[str] | str, rows: Rows, options: SubmitOptions
 ) -> tuple[Estimate, int, int]:
-    """What is known of the sample, or of one text if there is none, how many records it has (an estimate counts their
+    """What is known of the sample, or of one text in its place, how many records it has (an estimate counts their
     pieces), and the bytes of the ids. The digests that `run` and `submit` keep of all texts count as kept."""
     read, ids = itertools.count(), 0
 
@@ -150,12 +163,12 @@ def _counted(
             ids += 0 if record.id is None else len(to_wire(record.id))
             yield record
 
-    if sample:
+    if isinstance(sample, str):
+        records = records_of([sample], rows)
+    else:
         corpus = open_corpus(*sample, rows=rows)
         corpus.check()
         records = corpus.records()
-    else:
-        records = records_of(["a text"], rows)
     asked = as_asked((record for record, _ in zip(records, read, strict=False)), rows, options, settings)
     texts = with_digests(with_ids_counted(asked))
     estimated = local_estimate(settings, texts, options) if broker is None else estimate(broker, texts, options)

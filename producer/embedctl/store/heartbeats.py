@@ -35,6 +35,7 @@ class ServedModel:
         outputs: what the model gives of a text (:class:`~embedctl_config.outputs.Output`).
         multi_width: dimensions of each vector of a multi-vector; 0 if it gives none.
         matryoshka: whether its files say that it was trained for shorter vectors, or there are no files.
+        pooling: how its files say that vectors are made of tokens' states, such as `mean`; empty if they do not.
     """
 
     fingerprint: str
@@ -51,6 +52,7 @@ class ServedModel:
     outputs: Sequence[str] = field(default_factory=lambda: list(PLAIN))
     multi_width: int = 0
     matryoshka: bool = True
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ class Offer:
         outputs: what each of them gives of a text (:class:`~embedctl_config.outputs.Output`).
         multi_width: the dimensions of each vector of a multi-vector; 0 if none gives one.
         matryoshka: as that of :class:`ServedModel`, of all of them.
+        pooling: as that of :class:`ServedModel`, of one of them.
     """
 
     tokens_per_s: float
@@ -143,6 +144,7 @@ class Offer:
     outputs: Sequence[str] = PLAIN
     multi_width: int = 0
     matryoshka: bool = True
+    pooling: str = ""
 
 
 #: Hardware class, model, precision.
@@ -362,6 +364,7 @@ def _combined(serving: Sequence[ServedModel]) -> Offer:
         outputs=tuple(each for each in Output if all(each in served.outputs for served in serving)),
         multi_width=max(served.multi_width for served in serving),
         matryoshka=all(served.matryoshka for served in serving),
+        pooling=max(served.pooling for served in serving),
     )
 
 

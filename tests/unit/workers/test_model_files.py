@@ -10,8 +10,8 @@ import pytest
 from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.models.facts import is_matryoshka
-from embedctl_workers.models.files import fingerprint_of, resolve_model
+from embedctl_workers.models.facts import is_matryoshka, pooling_of
+from embedctl_workers.models.files import ModelFiles, fingerprint_of, resolve_model
 
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -244,6 +244,26 @@ def test_a_model_that_states_no_pooling_is_served_with_one_that_is_said(model: P
     found = [resolve_model("mine", ModelEntry(str(model), pooling=each)) for each in ("mean", "cls", "last")]
     assert [each.pooling for each in found] == ["mean", "cls", "last"]
     assert len({stated, *(each.fingerprint for each in found)}) == 4, "vectors of two poolings can't be compared"
+
+
+@pytest.mark.parametrize(
+    ("kind", "contents", "expected"),
+    [
+        ("Pooling", {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ("Pooling", {"pooling_mode_cls_token": True, "pooling_mode_lasttoken": True}, "cls+last_token"),
+        ("Pooling", {"pooling_mode": "lasttoken"}, "last_token"),
+        ("Pooling", {"pooling_mode": ["cls", "max"]}, "cls+max"),
+        ("Pooling", {"pooling_mode": 7}, ""),
+        ("SpladePooling", {}, "splade"),
+        ("Dense", {}, ""),
+    ],
+)
+def test_its_files_say_how_vectors_are_made(model: Path, kind: str, contents: object, expected: str) -> None:
+    write(model / "modules.json", json.dumps([{"path": "", "type": "T"}, {"path": "1_P", "type": f"s.{kind}"}]))
+    write(model / "1_P" / "config.json", json.dumps(contents))
+    assert pooling_of(ModelFiles("m", model, "")) == expected
+    (model / "modules.json").unlink()
+    assert pooling_of(ModelFiles("m", model, "", pooling="last")) == "last_token"
 
 
 @pytest.mark.parametrize(

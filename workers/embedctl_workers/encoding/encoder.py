@@ -75,6 +75,8 @@ class ChunkEncoder:
         self.prompts = prompts
         #: whether the first components of a vector are a vector too, as far as the model's files say
         self.matryoshka = True
+        #: how these say that vectors are made of tokens' states; empty if they do not
+        self.pooling = ""
         self._model = model
         self.known_good: SelfCheck | None = None
         self.token_budget = token_budget

@@ -14,7 +14,7 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.facts import is_matryoshka, prompts_of
+from embedctl_workers.models.facts import is_matryoshka, pooling_of, prompts_of
 from embedctl_workers.models.gate_texts import KNOWN_GOOD, TEXTS
 from embedctl_workers.redaction import first_line
 
@@ -84,4 +84,5 @@ def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: 
     budget = hardware.token_budget or backend.token_budget
     encoder = ChunkEncoder(backend, budget, model=model, prompts={**prompts, **backend.own_prompts})
     encoder.matryoshka = backend.reference is None or is_matryoshka(backend.reference.files.folder)
+    encoder.pooling = pooling_of(backend.reference.files) if backend.reference else ""
     return encoder

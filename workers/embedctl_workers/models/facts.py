@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedctl_config.errors import ModelError
 from embedctl_config.outputs import Output
-from embedctl_workers.models.files import deciding_files, outputs_of_folder, read_json
+from embedctl_workers.models.files import ModelFiles, deciding_files, outputs_of_folder, read_json
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -38,6 +38,10 @@ _TAG = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SIZES = re.compile(r"""matryoshka_dim(ension)?s["']?\s*:\s*([\[-]\s*)?\d""", re.IGNORECASE)
+
+#: Of a pooling, as older files state it; and TEI's words for some of sentence-transformers'.
+_MODE = re.compile("pooling_mode_(.+?)(_tokens?)?")
+_TEI_MODES = {"lasttoken": "last_token", "last": "last_token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,22 @@ def is_matryoshka(folder: Path) -> bool:
         return False
 
 
+def pooling_of(files: ModelFiles) -> str:
+    """How a model makes what it gives of a text from the states of its tokens, in TEI's words: `mean`, `cls`,
+    `last_token`, `splade`; or in those of sentence-transformers, several with a +. Empty if its files do not say."""
+    try:
+        modes = [files.pooling]
+        for module in _json(files.folder / "modules.json", []):
+            kind = str(module["type"]).rpartition(".")[2]
+            if kind == "SpladePooling":
+                modes = ["splade"]
+            elif kind == "Pooling":
+                modes = _modes(_json(files.folder / module["path"] / "config.json", {}))
+        return "+".join(_TEI_MODES.get(mode, mode) for mode in modes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def transformer_of(folder: Path) -> Path:
     """The folder of a model's first module, which has the tokenizer; raises ValueError, KeyError, TypeError or OSError
     if `modules.json` can't be read."""
@@ -115,10 +135,15 @@ def _cut(dimensions: int | None, folder: Path) -> int | None:
 
 
 def _ways(pooling: dict[str, Any]) -> int:
+    return max(1, len(_modes(pooling)))
+
+
+def _modes(pooling: dict[str, Any]) -> list[str]:
     modes = pooling.get("pooling_mode")
     if modes is not None:
-        return 1 if isinstance(modes, str) else max(1, len(modes))
-    return max(1, sum(value is True for name, value in pooling.items() if name.startswith("pooling_mode_")))
+        return [modes] if isinstance(modes, str) else modes
+    said = (_MODE.fullmatch(name) for name, value in pooling.items() if value is True)
+    return [found[1] for found in said if found]
 
 
 def _longest_text(transformer: Path, config: dict[str, Any]) -> int | None:

@@ -255,6 +255,7 @@ class _Served:
             max_tokens=0 if backend.max_tokens == UNLIMITED else backend.max_tokens,
             prompts=told(self.encoder.prompts) if backend.reference else None,
             matryoshka=self.encoder.matryoshka,
+            pooling=self.encoder.pooling,
             outputs=list(backend.outputs),
             multi_width=backend.widths.get(Output.MULTI, 0),
         )
