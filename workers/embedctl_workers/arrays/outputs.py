@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,25 @@ import numpy.typing as npt
 
 from embedctl_config.outputs import PLAIN, Multi, Output, Sparse
 from embedctl_workers.arrays.halves import halved
-from embedctl_workers.arrays.tokens import Cells, Found, Vectors
+from embedctl_workers.arrays.tokens import SCORED, Cells, Found, Ragged, Rows, Tokens, Vectors
+from embedctl_workers.arrays.vectors import unit
 
 #: A weight of a sparse vector, and the word of the vocabulary that it belongs to.
 WEIGHT = np.dtype([("index", "<u4"), ("weight", "<f4")])
+#: One output of texts: the weights of each, or the vectors of its tokens, float32.
+Column = Sequence[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """Vectors of tokens, tokens × width, and where those of each text end."""
+
+    vectors: Vectors
+    ends: Rows
+
+
+#: What a backend made of texts: dense vectors, texts × dim; or each output that the texts ask for.
+Computed = Vectors | Mapping[Output, Vectors | Column | TokenVectors]
 
 
 def nothing(rows: int, outputs: Sequence[Output], dim: int) -> Found:
@@ -36,6 +52,54 @@ def cells_of(columns: Sequence[Sequence[npt.NDArray[Any]]]) -> Cells:
         for row, array in enumerate(arrays):
             cells[row, column] = array
     return cells
+
+
+def finished(computed: Computed, *, normalize: bool) -> Found:
+    """Rows of these outputs, whose vectors have length 1 if `normalize`."""
+    if isinstance(computed, np.ndarray):
+        return unit(computed) if normalize else computed
+    return cells_of([_column(each, normalize=normalize) for each in computed.values()])
+
+
+def _column(found: Vectors | Column | TokenVectors, *, normalize: bool) -> Column:
+    if isinstance(found, TokenVectors):
+        return np.split(unit(found.vectors) if normalize else found.vectors, found.ends[:-1])
+    return list(unit(found) if normalize else found) if isinstance(found, np.ndarray) else found
+
+
+def cells_of_weights(whole: Vectors) -> Column:
+    """The weights that are not 0, of each row of a matrix of all words."""
+    return [weights_of(words := np.flatnonzero(row), row[words]) for row in whole]
+
+
+def largest_weights(weights: Vectors, ids: Ragged, unused: Sequence[int]) -> Column:
+    """The weights of the words that texts have, by the weight of each token: the largest one of a word. The words that
+    are unused have none, nor has one of 0."""
+    kept = (weights > 0) & ~np.isin(ids.values, unused)
+    found = []
+    for begin, end in pairwise(ids.offsets):
+        part = slice(begin, end)
+        words, at = np.unique(ids.values[part][kept[part]], return_inverse=True)
+        largest = np.zeros(len(words), np.float32)
+        np.maximum.at(largest, at, weights[part][kept[part]])
+        found.append(weights_of(words, largest))
+    return found
+
+
+def scored_in(tokens: Tokens, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which of all tokens of these texts have a vector in a multi-vector: all but a text's first one, if texts do not
+    say."""
+    if SCORED in tokens.columns:
+        return tokens.columns[SCORED].select(rows).values.astype(bool)
+    ids = tokens.columns["input_ids"].select(rows)
+    scored = np.ones(len(ids.values), bool)
+    scored[ids.offsets[:-1]] = False
+    return scored
+
+
+def token_vectors(vectors: Vectors, scored: npt.NDArray[np.bool_], lengths: Rows) -> TokenVectors:
+    """The multi-vectors of texts of these lengths, of the vectors of their scored tokens."""
+    return TokenVectors(vectors, np.cumsum(scored, dtype=np.int64)[np.cumsum(lengths) - 1])
 
 
 def weights_of(indices: npt.NDArray[Any], weights: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from embedctl_workers.arrays.tokens import SCORED, Rows, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+def used_places(tokens: Tokens, rows: Rows, width: int) -> npt.NDArray[np.bool_]:
+    """Where some of the texts have tokens if padded to a width, rows × width."""
+    return np.arange(width) < tokens.lengths[rows, np.newaxis]
 
 
 class Padding:
@@ -34,8 +40,7 @@ class Padding:
 
     def __call__(self, tokens: Tokens, rows: Rows, width: int) -> dict[str, np.ndarray[Any, Any]]:
         """The inputs by name, int64, rows × width, which is at least that of the longest row."""
-        places, lengths = np.arange(width), tokens.lengths[rows, np.newaxis]
-        used = places < lengths
+        used = used_places(tokens, rows, width)
         inputs = {"attention_mask": used.astype(np.int64)}
         for name, column in tokens.columns.items():
             inputs[name] = np.full(used.shape, self._fillers[name], np.int64)

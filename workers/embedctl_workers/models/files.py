@@ -49,7 +49,7 @@ class ModelFiles:
 def resolve_model(name: str, entry: ModelEntry | None = None, *, plain: bool = True) -> ModelFiles:
     """Find a model: a local folder, an installed model package, then the hub's cache. Nothing is downloaded.
 
-    If `plain`, one that gives no dense vectors is refused (ModelError).
+    If `plain`, dense vectors alone are asked of it, and one that gives none is refused (ModelError).
 
     Raises:
         ModelNotFound: it is in none of these; the message says how to get it.
@@ -69,7 +69,7 @@ def resolve_model(name: str, entry: ModelEntry | None = None, *, plain: bool = T
         raise ModelError(
             f"model {name!r} gives {outputs[0]} vectors, which the backend torch alone computes, such as of class cpu"
         )
-    return ModelFiles(name, folder, fingerprint, entry.pooling, outputs)
+    return ModelFiles(name, folder, fingerprint, entry.pooling, PLAIN if plain else outputs)
 
 
 def outputs_of_folder(folder: Path) -> tuple[Output, ...]:

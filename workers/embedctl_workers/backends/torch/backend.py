@@ -7,25 +7,23 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.outputs import PLAIN, Output
-from embedctl_workers.arrays.outputs import cells_of
-from embedctl_workers.arrays.padding import Padding
+from embedctl_workers.arrays.late import LateRules, LateTexts
+from embedctl_workers.arrays.outputs import Column, Computed, TokenVectors, cells_of_weights, finished
+from embedctl_workers.arrays.padding import Padding, used_places
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import SCORED, Found, Rows, Side, Tokens, Vectors, padded
-from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Backend, Reference, run_warm_up_batches
 from embedctl_workers.backends.torch.kept import PackedModel, TextRules, keep_model, kept_model
 from embedctl_workers.backends.torch.packed.choosing import Chooser
 from embedctl_workers.backends.torch.packed.engine import PackedEngine
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
-from embedctl_workers.backends.torch.packed.modules import TokenVectors, cells_of_weights
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import OwnPlace, set_threads
@@ -38,14 +36,11 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedTokenizerFast
 
-    from embedctl_workers.backends.torch.late import LateTexts
     from embedctl_workers.backends.torch.packed.heads import Head
 
 #: Number of prompts whose length in tokens is cached.
 _PROMPTS_KEPT = 16
 
-#: Vectors of texts, rows × dim, not normalised unless the model itself does so; or what the texts ask for, by output.
-Computed = Vectors | dict[Output, Any]
 #: Runs a model on some of the texts.
 CpuEngine = Callable[[Tokens, Rows], Computed]
 #: Tokens of a batch of padded texts for sparse vectors: each takes the logits of all words, 122 kB of BERT's.
@@ -142,7 +137,7 @@ class TorchBackend(SentenceModel):
         if packed is None:
             self.engine = self.PADDED
             self._engine = self._padded(Padding.of(self._tokenizer))
-            if Output.SPARSE in self.outputs:
+            if self.outputs == (Output.SPARSE,):
                 self.token_budget = _PADDED_LOGITS
         else:
             kernels = load_kernels(host)
@@ -182,33 +177,36 @@ class TorchBackend(SentenceModel):
         self._heads: Mapping[Output, Head] = {}
         self._late: LateTexts | None = None
         self._queries: CpuEngine | None = None
-        if Output.DENSE in files.outputs:
-            if self._packed is not None and files.outputs != PLAIN:
-                from embedctl_workers.backends.torch.packed.heads import heads_beside
-
-                self.outputs = files.outputs
-                self._heads = heads_beside(files, Tokenizer.from_str(self._rules.tokenizer))
-                self.widths = {output: head.width for output, head in self._heads.items()}
+        self.outputs = files.outputs
+        if files.outputs == PLAIN:
             return
-        from embedctl_workers.backends.torch.late import LateTexts
+        from embedctl_workers.backends.torch.packed.heads import Projection, heads_beside
+
+        rules = self._rules
+        if Output.DENSE in files.outputs:
+            self._heads = heads_beside(files, Tokenizer.from_str(rules.tokenizer))
+            self.widths = {output: head.width for output, head in self._heads.items()}
+            return
         from embedctl_workers.backends.torch.packed.packable import heads_of, take_layers
 
-        self.outputs = files.outputs
-        self._heads = heads_of(self._model) if self._packed is not None else {}
+        model: Any = self._model
         self._prompt_tokens = _left_out
         if Output.SPARSE in files.outputs:
-            model: Any = self._model
-            self.widths = {Output.SPARSE: model[0].auto_model.config.vocab_size}
-            if self._packed is not None:
-                take_layers(self._model, self._packed.weights)
+            self.widths, aside, padded = {Output.SPARSE: model[0].auto_model.config.vocab_size}, False, {}
+        else:
+            late = LateRules.of(model, rules.max_tokens)
+            self._late = LateTexts(late, Tokenizer.from_str(rules.tokenizer), rules.columns, rules.keep)
+            self.own_prompts, self.max_tokens = self._late.prompts, late.longest_document
+            self.widths, aside = {Output.MULTI: model.get_embedding_dimension() or 0}, not late.attend
+            padded = {Output.MULTI: Projection(lambda vectors: vectors, self.widths[Output.MULTI])}
+        if self._packed is None:
+            self._heads = padded
             return
-        self._late = LateTexts(self._model, self._rules)
-        self.own_prompts, self.max_tokens = self._late.prompts, self._late.max_tokens
-        self.widths = {Output.MULTI: self._model.get_embedding_dimension() or 0}
-        if self._packed is not None and self._late.aside:
-            self._queries = _Padded(self._model, Padding.of(self._tokenizer))
-        elif self._packed is not None:
-            take_layers(self._model, self._packed.weights)
+        self._heads = heads_of(model)
+        if aside:
+            self._queries = _Padded(model, Padding.of(self._tokenizer), padded)
+        else:
+            take_layers(model, self._packed.weights)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         if self._late is not None:
@@ -229,7 +227,7 @@ class TorchBackend(SentenceModel):
         return Chooser(weights, kernels, host).fp32(plain=self._plain)
 
     def _padded(self, padding: Padding) -> CpuEngine:
-        return _Padded(self._model, padding)
+        return _Padded(self._model, padding, self._heads)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Computed:
         aside = self._queries if "attention_mask" in tokens.columns else None
@@ -238,9 +236,7 @@ class TorchBackend(SentenceModel):
             return (aside or self._engine)(tokens, rows)
 
     def finish(self, output: Computed, *, normalize: bool) -> Found:
-        if isinstance(output, np.ndarray):
-            return unit(output) if normalize else output
-        return cells_of([_column(each, normalize=normalize) for each in output.values()])
+        return finished(output, normalize=normalize)
 
     def warm_up(self) -> None:
         run_warm_up_batches(self, [8])  # on CPUs, what is done once, such as starting threads, is so for any length
@@ -270,7 +266,7 @@ class TorchBf16Backend(TorchBackend):
         return Chooser(weights, kernels, host).bf16(plain=self._plain)
 
     def _padded(self, padding: Padding) -> CpuEngine:
-        return _Padded(self._model, padding, bf16=True)
+        return _Padded(self._model, padding, self._heads, bf16=True)
 
 
 def _left_out(_prompt: str) -> int | None:
@@ -278,34 +274,41 @@ def _left_out(_prompt: str) -> int | None:
     return None
 
 
-def _column(found: Any, *, normalize: bool) -> Sequence[Any]:
-    """The cells of one output."""
-    if isinstance(found, TokenVectors):
-        return np.split(unit(found.vectors) if normalize else found.vectors, found.ends[:-1])
-    return list(unit(found) if normalize else found) if isinstance(found, np.ndarray) else found
-
-
 class _Padded:
-    """Runs any model through its own modules, on batches padded to their longest row."""
+    """Runs any model through its own modules, on batches padded to their longest row. Heads take the vectors of tokens
+    that come of these modules."""
 
-    def __init__(self, model: Any, padding: Padding, *, bf16: bool = False) -> None:
+    def __init__(self, model: Any, padding: Padding, heads: Mapping[Output, Head], *, bf16: bool = False) -> None:
         self._model = model
         self._padding = padding
+        self._heads = heads
         self._bf16 = bf16
 
     def __call__(self, tokens: Tokens, rows: Rows) -> Computed:
         import torch
 
-        columns = self._padding(tokens, rows, int(tokens.lengths[rows].max()))
-        scored = columns.pop(SCORED, None)
+        width = int(tokens.lengths[rows].max())
+        columns = self._padding(tokens, rows, width)
+        columns.pop(SCORED, None)
         features: dict[str, Any] = {name: torch.from_numpy(column) for name, column in columns.items()}
         features["modality"] = "text"
         if tokens.prompt_tokens is not None:
             features["prompt_length"] = tokens.prompt_tokens
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
             found = self._model(features)
-            if scored is not None:
-                vectors = found["token_embeddings"][torch.from_numpy(scored.astype(bool))]
-                return {Output.MULTI: TokenVectors(vectors.float().numpy(), np.cumsum(scored.sum(1)))}
-            output: Vectors = found["sentence_embedding"].float().numpy()
-        return {Output.SPARSE: cells_of_weights(output)} if tokens.outputs == (Output.SPARSE,) else output
+            if tokens.outputs == PLAIN:
+                return _vectors(found["sentence_embedding"])
+            computed: dict[Output, Vectors | Column | TokenVectors] = {}
+            for output in tokens.outputs:
+                if head := self._heads.get(output):
+                    used = torch.from_numpy(used_places(tokens, rows, width))
+                    computed[output] = head(_vectors(found["token_embeddings"][used]), tokens, rows)
+                else:
+                    whole = _vectors(found["sentence_embedding"])
+                    computed[output] = cells_of_weights(whole) if output == Output.SPARSE else whole
+            return computed
+
+
+def _vectors(found: Any) -> Vectors:
+    vectors: Vectors = found.float().numpy()
+    return vectors

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embedctl_config.outputs import PLAIN, Output
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.outputs import Computed
+from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.torch.packed.buffers import Array, Buffers
 from embedctl_workers.backends.torch.packed.inputs import Packed, Tables, Texts, packed_texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels
@@ -36,7 +37,7 @@ class PackedEngine:
         #: What makes outputs other than the vectors of texts of the states of tokens.
         self.heads: Mapping[Output, Head] = {}
 
-    def __call__(self, tokens: Tokens, rows: Rows) -> Vectors | dict[Output, Any]:
+    def __call__(self, tokens: Tokens, rows: Rows) -> Computed:
         """Vectors of some of the texts, rows × dim, or by output what the texts ask for; IndexError if the model has no
         embedding for a token or place."""
         weights = self._weights
@@ -45,7 +46,7 @@ class PackedEngine:
         if tokens.outputs == PLAIN:
             return self._rest(states, packed.offsets, tokens.prompt_tokens)
         return {
-            output: self.heads[output](states, packed, tokens, rows)
+            output: self.heads[output](states, tokens, rows)
             if output in self.heads
             else self._rest(states, packed.offsets, tokens.prompt_tokens)
             for output in tokens.outputs

@@ -3,7 +3,7 @@ on padded batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -14,10 +14,15 @@ from tokenizers import Tokenizer
 
 from embedctl_config.errors import ModelError
 from embedctl_config.outputs import Output
-from embedctl_workers.arrays.outputs import weights_of
-from embedctl_workers.arrays.tokens import SCORED, Rows, Tokens, Vectors
-from embedctl_workers.backends.torch.packed.inputs import Packed
-from embedctl_workers.backends.torch.packed.modules import Column, TokenVectors, cells_of_weights
+from embedctl_workers.arrays.outputs import (
+    Column,
+    TokenVectors,
+    cells_of_weights,
+    largest_weights,
+    scored_in,
+    token_vectors,
+)
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.models.deciding import BESIDE
 from embedctl_workers.models.files import ModelFiles
 
@@ -31,7 +36,7 @@ class Head(Protocol):
 
     width: int  #: of the output, as in :attr:`~embedctl_workers.backends.base.Backend.widths`
 
-    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> Column | TokenVectors: ...
+    def __call__(self, states: Vectors, tokens: Tokens, rows: Rows) -> Column | TokenVectors: ...
 
 
 class Splade:
@@ -48,9 +53,10 @@ class Splade:
         self.width = self._decoder.out_features
 
     @torch.inference_mode()
-    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
-        transformed, offsets = self._transform(torch.from_numpy(states)), packed.offsets
-        found: Column = []
+    def __call__(self, states: Vectors, tokens: Tokens, rows: Rows) -> Column:
+        transformed = self._transform(torch.from_numpy(states))
+        offsets = np.concatenate([[0], np.cumsum(tokens.lengths[rows])])
+        found: list[np.ndarray[Any, Any]] = []
         while len(found) < len(offsets) - 1:
             first = len(found)
             last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1)
@@ -82,40 +88,32 @@ class Splade:
 class Lexical:
     """bge-m3's weights of the tokens themselves: of a token that occurs several times, the largest one."""
 
-    def __init__(self, linear: torch.nn.Linear, width: int, unused: Rows) -> None:
+    def __init__(self, linear: torch.nn.Linear, width: int, unused: Sequence[int]) -> None:
         self._linear, self.width = linear, width
-        self._unused = unused  # tokens that never have a weight
+        self.unused = unused  #: tokens that never have a weight
 
     @torch.inference_mode()
-    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> Column:
-        weights = self._linear(torch.from_numpy(states)).relu_().squeeze(1).numpy()
-        kept = (weights > 0) & ~np.isin(packed.ids, self._unused)
-        found: Column = []
-        for begin, end in pairwise(packed.offsets):
-            part = slice(begin, end)
-            words, at = np.unique(packed.ids[part][kept[part]], return_inverse=True)
-            largest = np.zeros(len(words), np.float32)
-            np.maximum.at(largest, at, weights[part][kept[part]])
-            found.append(weights_of(words, largest))
-        return found
+    def __call__(self, states: Vectors, tokens: Tokens, rows: Rows) -> Column:
+        weights = self.of_tokens(torch.from_numpy(states)).numpy()
+        return largest_weights(weights, tokens.columns["input_ids"].select(rows), self.unused)
+
+    def of_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """… × hidden → …"""
+        return torch.relu(self._linear(states)).squeeze(-1)
 
 
 class Projection:
     """The vectors of a text's tokens, each through the same modules: of the tokens that are scored, or of all but the
     first if texts do not say."""
 
-    def __init__(self, modules: Callable[[torch.Tensor], torch.Tensor], width: int) -> None:
-        self._modules, self.width = modules, width
+    def __init__(self, of_tokens: Callable[[torch.Tensor], torch.Tensor], width: int) -> None:
+        self.of_tokens, self.width = of_tokens, width
 
     @torch.inference_mode()
-    def __call__(self, states: Vectors, packed: Packed, tokens: Tokens, rows: Rows) -> TokenVectors:
-        if SCORED in tokens.columns:
-            scored = tokens.columns[SCORED].select(rows).values.astype(bool)
-        else:
-            scored = np.ones(len(packed.ids), bool)
-            scored[packed.offsets[:-1]] = False
-        vectors: Vectors = self._modules(torch.from_numpy(states[scored])).float().numpy()
-        return TokenVectors(vectors, np.cumsum(scored)[packed.offsets[1:] - 1])
+    def __call__(self, states: Vectors, tokens: Tokens, rows: Rows) -> TokenVectors:
+        scored = scored_in(tokens, rows)
+        vectors: Vectors = self.of_tokens(torch.from_numpy(states[scored])).float().numpy()
+        return token_vectors(vectors, scored, tokens.lengths[rows])
 
 
 def _mlm_head(model: Any) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Linear]:
@@ -133,8 +131,9 @@ def heads_beside(files: ModelFiles, tokenizer: Tokenizer) -> dict[Output, Head]:
     """The heads that a model has beside its dense vectors, as bge-m3 does; raises ModelError if one can't be read."""
     found: dict[Output, Head] = {}
     if Output.SPARSE in files.outputs:
-        unused = [tokenizer.token_to_id(each) for each in ("<s>", "</s>", "<pad>", "<unk>")]
-        found[Output.SPARSE] = Lexical(_linear(files, Output.SPARSE), tokenizer.get_vocab_size(), np.array(unused))
+        ids = map(tokenizer.token_to_id, ("<s>", "</s>", "<pad>", "<unk>"))
+        unused = [each for each in ids if each is not None]
+        found[Output.SPARSE] = Lexical(_linear(files, Output.SPARSE), tokenizer.get_vocab_size(), unused)
     if Output.MULTI in files.outputs:
         linear = _linear(files, Output.MULTI)
         found[Output.MULTI] = Projection(linear, linear.out_features)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from embedctl_workers.arrays.outputs import weights_of
 from embedctl_workers.arrays.tokens import Rows, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.torch.packed.weights import Floats
@@ -19,23 +16,6 @@ from embedctl_workers.backends.torch.packed.weights import Floats
 Step = Callable[[Vectors, Rows], Vectors]
 #: All steps: it also takes how many of each text's first tokens are a prompt that pooling leaves out.
 Rest = Callable[[Vectors, Rows, int | None], Vectors]
-
-
-#: Of each text: weights, or the vectors of its tokens, float32.
-Column = list[np.ndarray[Any, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenVectors:
-    """Vectors of tokens, tokens × width, and where those of each text end."""
-
-    vectors: Vectors
-    ends: Rows
-
-
-def cells_of_weights(whole: Vectors) -> Column:
-    """The weights that are not 0, of each row of a matrix of all words."""
-    return [weights_of(words := np.flatnonzero(row), row[words]) for row in whole]
 
 
 def in_turn(steps: Sequence[Step]) -> Rest:
