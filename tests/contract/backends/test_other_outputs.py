@@ -21,25 +21,42 @@ from embedctl_workers.accuracy.gate import measure_backend, run_gate
 from embedctl_workers.accuracy.ranking import agreements
 from embedctl_workers.arrays.outputs import WEIGHT
 from embedctl_workers.arrays.tokens import Found
-from embedctl_workers.backends.torch.backend import TorchBackend
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood, load_encoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 from tests.support.chunks import BUDGET, chunk_of
+from tests.support.onnx_models import quick_artifact
 from tests.support.other_outputs import make_multi, make_sparse
 from tests.support.tiny_models import MakeModel, Tiny
 
 ENTRY = HardwareClass(backend="torch")
+#: Where the engine is not one of torch's on CPUs.
+BACKENDS = {"onnxruntime": "onnx"}
 TEXTS = ["w3 w4 w5 , w6 .", "w7", "w8 w9 ! " * 30, "a b c", "w10 w11 w12 w13", "hello, the world."]
 
 
-def cells(folder: Path, host: Host, output: str, **options: Any) -> tuple[list[Any], TorchBackend]:
-    backend = TorchBackend.load(str(folder), None, host, {})
+@pytest.fixture(autouse=True)
+def quick_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
+
+
+def load(folder: Path, host: Host, engine: str = "packed") -> Backend:
+    """Of a backend that has such an engine."""
+    options = {"engine": engine} if engine == "padded" else {}
+    backend = load_backend(BACKENDS.get(engine, "torch"), str(folder), entry=None, host=host, options=options)
+    assert backend.engine.startswith(engine)
+    return backend
+
+
+def cells(folder: Path, host: Host, engine: str, output: str, **options: Any) -> list[Any]:
+    backend = load(folder, host, engine)
     encoder = ChunkEncoder(backend, BUDGET, prompts={"query": "w1 ", **backend.own_prompts})
     encoded = encoder.encode(encoder.prepare(chunk_of(*TEXTS), {"vectors": [output], **options}))
     assert encoded.errors == []
-    return list(encoded.vectors[:, 0]), backend
+    return list(encoded.vectors[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -50,14 +67,15 @@ def cells(folder: Path, host: Host, output: str, **options: Any) -> tuple[list[A
         ("distilbert", {"activation_function": "log1p_relu"}, "packed"),
         ("xlm-roberta", {}, "packed"),
         ("mpnet", {}, "padded"),
+        ("mpnet", {}, "onnxruntime"),
+        ("roberta", {"pooling_strategy": "sum"}, "onnxruntime"),
     ],
 )
 def test_weights_are_those_of_a_sparse_encoder(
     tmp_path: Path, host: Host, family: Any, pooling: dict[str, str], engine: str
 ) -> None:
     folder = make_sparse(tmp_path, Tiny(family), **pooling)
-    found, backend = cells(folder, host, "sparse", prompt_name="query")
-    assert backend.engine.startswith(engine)
+    found = cells(folder, host, engine, "sparse", prompt_name="query")
     expected = SparseEncoder(str(folder), device="cpu").encode_query(TEXTS).to_dense().numpy()
     for cell, row in zip(found, expected, strict=True):
         assert set(cell["index"]) >= set(np.flatnonzero(row > 1e-3))
@@ -73,6 +91,8 @@ def test_weights_are_those_of_a_sparse_encoder(
         ("bert", {}, "packed"),
         ("distilbert", {"attend": True, "document_length": 9}, "packed"),
         ("modernbert", {"strategy": "min", "query_length": 20}, "padded"),
+        ("bert", {}, "onnxruntime"),
+        ("modernbert", {"attend": True, "document_length": 9}, "onnxruntime"),
     ],
 )
 def test_vectors_of_tokens_are_those_of_a_multi_vector_encoder(
@@ -80,16 +100,18 @@ def test_vectors_of_tokens_are_those_of_a_multi_vector_encoder(
 ) -> None:
     folder = make_multi(tmp_path, Tiny(family), **how)
     model = MultiVectorEncoder(str(folder), device="cpu")
-    documents, backend = cells(folder, host, "multi")
-    queries, _ = cells(folder, host, "multi", prompt_name="query")
-    assert backend.engine.startswith(engine)
+    documents = cells(folder, host, engine, "multi")
+    queries = cells(folder, host, engine, "multi", prompt_name="query")
     for found, expected in ((documents, model.encode_document(TEXTS)), (queries, model.encode_query(TEXTS))):
         for cell, text in zip(found, expected, strict=True):  # as many: the same tokens are kept
             np.testing.assert_allclose(cell, text.numpy(), atol=1e-4)
     assert len(documents[0]) < len(model.tokenizer("w2 " + TEXTS[0])["input_ids"])  # punctuation is left out
 
 
-def test_a_model_of_three_heads_gives_all_in_one_pass(tiny_model: MakeModel, host: Host, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["packed", "padded", "onnxruntime"])
+def test_a_model_of_three_heads_gives_all_in_one_pass(
+    tiny_model: MakeModel, host: Host, tmp_path: Path, engine: str
+) -> None:
     plain = tiny_model(Tiny("xlm-roberta", pooling="cls", normalize=True))
     folder = shutil.copytree(plain, tmp_path / "bge")
     torch.manual_seed(1)
@@ -97,8 +119,7 @@ def test_a_model_of_three_heads_gives_all_in_one_pass(tiny_model: MakeModel, hos
     torch.save(sparse.state_dict(), folder / "sparse_linear.pt")
     torch.save(multi.state_dict(), folder / "colbert_linear.pt")
     assert fingerprint_of(folder) != fingerprint_of(plain)
-    backend = TorchBackend.load(str(folder), None, host, {})
-    encoder = ChunkEncoder(backend, BUDGET)
+    encoder = ChunkEncoder(load(folder, host, engine), BUDGET)
     found = encoder.encode(encoder.prepare(chunk_of(*TEXTS), {"vectors": ["dense", "sparse", "multi"]})).vectors
     model = SentenceTransformer(str(folder), device="cpu")
     tokenizer: Any = model.tokenizer
@@ -118,7 +139,7 @@ def test_a_model_of_three_heads_gives_all_in_one_pass(tiny_model: MakeModel, hos
     assert all(each.overlap == 1 and each.ndcg == pytest.approx(1) for each in ranked)
     (folder / "sparse_linear.pt").write_bytes(b"PK")
     with pytest.raises(ModelError, match=r"sparse_linear\.pt can't be read"):
-        TorchBackend.load(str(folder), None, host, {})
+        load(folder, host, engine)
 
 
 def test_a_model_that_an_earlier_pylate_saved_is_told_by_its_markers(tmp_path: Path, host: Host) -> None:
@@ -129,8 +150,8 @@ def test_a_model_that_an_earlier_pylate_saved_is_told_by_its_markers(tmp_path: P
     config = {"query_prefix": "[Q] ", "document_prefix": "w2 ", "query_length": 12, "document_length": 20}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
     model = MultiVectorEncoder(str(folder), device="cpu")
-    found, backend = cells(folder, host, "multi", prompt_name="query")
-    assert backend.own_prompts["document"] == "w2 "
+    found = cells(folder, host, "packed", "multi", prompt_name="query")
+    assert load(folder, host).own_prompts["document"] == "w2 "
     for cell, text in zip(found, model.encode_query(TEXTS), strict=True):
         np.testing.assert_allclose(cell, text.numpy(), atol=1e-4)
 
@@ -197,9 +218,9 @@ def test_below_fp32_the_gate_holds_rankings_to_those_in_fp32(
     assert "FAILED), nDCG@10" in str(found)
 
 
-def test_what_only_torch_computes_is_refused_elsewhere_and_unknown_modules_by_name(tmp_path: Path) -> None:
+def test_what_no_other_backend_computes_is_refused_there_and_unknown_modules_by_name(tmp_path: Path) -> None:
     folder = make_sparse(tmp_path, Tiny())
-    with pytest.raises(ModelError, match="gives sparse vectors, which the backend torch alone computes"):
+    with pytest.raises(ModelError, match="gives sparse vectors, which torch and onnx alone compute"):
         resolve_model(str(folder))
     modules = json.loads((folder / "modules.json").read_text())
     modules[1]["type"] = "sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder"

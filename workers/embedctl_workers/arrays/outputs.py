@@ -86,6 +86,25 @@ def largest_weights(weights: Vectors, ids: Ragged, unused: Sequence[int]) -> Col
     return found
 
 
+def computed_of(found: Mapping[Output, Vectors], tokens: Tokens, rows: Rows, unused: Sequence[int] = ()) -> Computed:
+    """What texts ask for, of a device's numbers: dense vectors; of each text the weights of all words, or the weight of
+    each token; the vectors of all tokens. `unused` as :func:`largest_weights`."""
+    if tokens.outputs == PLAIN:
+        return found[Output.DENSE]
+    computed: dict[Output, Vectors | Column | TokenVectors] = {}
+    for output in tokens.outputs:
+        numbers = found[output]
+        if output == Output.MULTI:
+            scored = scored_in(tokens, rows)
+            computed[output] = token_vectors(numbers[scored], scored, tokens.lengths[rows])
+        elif output == Output.SPARSE:
+            ids = tokens.columns["input_ids"].select(rows)
+            computed[output] = largest_weights(numbers, ids, unused) if numbers.ndim == 1 else cells_of_weights(numbers)
+        else:
+            computed[output] = numbers
+    return computed
+
+
 def scored_in(tokens: Tokens, rows: Rows) -> npt.NDArray[np.bool_]:
     """Which of all tokens of these texts have a vector in a multi-vector: all but a text's first one, if texts do not
     say."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from embedctl.common.processes import running
 from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_config.outputs import outputs_of
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
 
@@ -32,6 +33,7 @@ def request_for(
         "source": str(files.folder),
         "fingerprint": files.fingerprint,
         "pooling": files.pooling,
+        "outputs": list(files.outputs),
         "revision": revision,
         "kind": kind,
         "threads": host.threads,
@@ -43,7 +45,8 @@ def request_for(
 
 def read_request(request: Mapping[str, Any]) -> tuple[ModelFiles, Host, Path]:
     """The model, the host and the folder of a :func:`request_for`."""
-    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"], request["pooling"])
+    known = (request["name"], Path(request["source"]), request["fingerprint"], request["pooling"])
+    files = ModelFiles(*known, outputs_of(request["outputs"]))
     return files, Host(request["threads"], Path(request["cache"])), Path(request["folder"])
 
 

@@ -10,10 +10,12 @@ import onnxruntime
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry, Thresholds
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
-from embedctl_workers.arrays.vectors import unit
+from embedctl_config.outputs import Output
+from embedctl_workers.arrays.outputs import Computed, computed_of, finished
+from embedctl_workers.arrays.padding import used_places
+from embedctl_workers.arrays.tokens import Found, Rows, Tokens
 from embedctl_workers.backends.base import Reference
-from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphBackend
+from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphBackend, name_of
 from embedctl_workers.backends.onnx.providers import CPU, check_provider, open_session, raise_if_lost
 from embedctl_workers.backends.onnx.recipe import ONNX, ONNX_INT8, artifact_for
 from embedctl_workers.machine.host import Host
@@ -36,6 +38,8 @@ class OnnxBackend(GraphBackend):
     OPTIONS: ClassVar[tuple[str, ...]] = ("provider",)
     #: The kind of artefact that this backend runs on the CPU.
     KIND: ClassVar[str] = ONNX
+    #: Whether it gives sparse vectors and multi-vectors.
+    HEADS: ClassVar[bool] = True
 
     def __init__(self, files: ModelFiles, artifact: Artifact, host: Host, provider: str = CPU) -> None:
         session = open_session(artifact.folder / GRAPH, host.threads, provider=provider)
@@ -43,7 +47,7 @@ class OnnxBackend(GraphBackend):
         self._provider = provider
         if provider == CPU:
             self.batch_cost = PADDED_BATCH_COST
-        else:
+        elif self.outputs != (Output.SPARSE,):  # the logits of all words are in memory, 122 kB for a token of BERT's
             self.token_budget = _GPU_TOKEN_BUDGET
         if stated := artifact.manifest.get("accuracy", {}).get("bounds"):
             self.reference = Reference(files, Thresholds(**stated))
@@ -57,21 +61,27 @@ class OnnxBackend(GraphBackend):
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         provider = check_provider(options.get("provider", CPU))
-        files = resolve_model(model, entry)
+        files = resolve_model(model, entry, plain=not cls.HEADS)
         return cls(files, artifact_for(files, cls.KIND, host), host, provider)
 
-    def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+    def forward(self, tokens: Tokens, rows: Rows) -> Computed:
         if self._session is None:
             raise ModelError("this model was closed")
+        names = [name_of(output, self.outputs) for output in tokens.outputs]
         try:
-            output = self._session.run([OUTPUT], self._inputs.batch(tokens, rows))[0]
+            found = self._session.run(names, self._inputs.batch(tokens, rows))
         except Exception as error:
             raise_if_lost(error, self._provider)
             raise
-        return np.asarray(output, np.float32)
+        numbers = {
+            # Numbers of tokens come with those of padding.
+            output: np.asarray(each if name == OUTPUT else each[used_places(tokens, rows, each.shape[1])], np.float32)
+            for output, name, each in zip(tokens.outputs, names, found, strict=True)
+        }
+        return computed_of(numbers, tokens, rows, self._inputs.facts.unused)
 
-    def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
-        return unit(output) if normalize else output
+    def finish(self, output: Computed, *, normalize: bool) -> Found:
+        return finished(output, normalize=normalize)
 
     def close(self) -> None:
         self._session = None
@@ -86,3 +96,4 @@ class OnnxInt8Backend(OnnxBackend):
     #: It runs on CPUs only.
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     KIND: ClassVar[str] = ONNX_INT8
+    HEADS: ClassVar[bool] = False

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from transformers import AttentionMaskInterface, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
+from embedctl_config.outputs import PLAIN, Output
+from embedctl_workers.arrays.late import LateRules
+from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts, name_of
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
+from embedctl_workers.backends.torch.packed.heads import Lexical, Projection, heads_beside
 from embedctl_workers.models.facts import longest_text
 from embedctl_workers.models.files import ModelFiles
 
@@ -32,16 +37,18 @@ def export_own(files: ModelFiles, folder: Path) -> None:
         if isinstance(part, PreTrainedModel):
             # The optimiser recognises attention by its products and its softmax, which torch's fused attention hides.
             part.set_attn_implementation("eager")
-    names = write_facts(folder, files, model, tokenizer)
-    axes: dict[str, dict[int, str]] = {name: {0: "texts", 1: "tokens"} for name in names}
+    heads = heads_beside(files, tokenizer.backend_tokenizer)
+    names = write_facts(folder, files, model, tokenizer, heads)
+    outputs = [name_of(output, files.outputs) for output in files.outputs]
+    axes = {name: {0: "texts"} if name == OUTPUT else {0: "texts", 1: "tokens"} for name in (*names, *outputs)}
     with torch.inference_mode(), _traceable_masks():
         torch.onnx.export(
-            WholeModel(model, names),
+            WholeModel(model, names, heads),
             tuple(example_of(name, tokenizer, _EXAMPLE, max(_EXAMPLE)) for name in names),
             str(folder / GRAPH),
             input_names=names,
-            output_names=[OUTPUT],
-            dynamic_axes={**axes, OUTPUT: {0: "texts"}},
+            output_names=outputs,
+            dynamic_axes=axes,
             opset_version=_OPSET,
             dynamo=False,
         )
@@ -55,6 +62,8 @@ def export_optimum(files: ModelFiles, folder: Path) -> None:
     tokenizer = fast_tokenizer(model, files)
     if pooling_excludes_prompt(model, files):
         raise ModelError(f"model {files.name!r} leaves the prompt out of its pooling, and optimum's graphs can't")
+    if files.outputs != PLAIN:
+        raise ModelError(f"model {files.name!r} gives {', '.join(files.outputs)} vectors, and optimum's graphs can't")
     if files.pooling:
         raise ModelError(f"model {files.name!r} states no pooling, and optimum takes none: export it without optimum")
     scratch = folder / "optimum"
@@ -92,14 +101,21 @@ def _traceable_masks() -> Iterator[None]:
 
 
 class WholeModel(torch.nn.Module):
-    """All modules of a model as one, with tensors as arguments, as tracing requires."""
+    """All modules of a model as one, with tensors as arguments, as tracing requires; and its heads beside them."""
 
-    def __init__(self, model: SentenceTransformer, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        names: Sequence[str],
+        heads: Mapping[Output, Lexical | Projection] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self._model = model
         self._names = names
+        self._heads = heads
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The vectors of texts, or of tokens of a model of late interaction; with heads a tuple of them and theirs."""
         features: dict[str, Any] = {**dict(zip(self._names, inputs, strict=True)), "modality": "text"}
         pooling_mask = features.pop(POOLING_MASK, None)
         first, *others = self._model
@@ -107,9 +123,11 @@ class WholeModel(torch.nn.Module):
         if pooling_mask is not None:
             features["attention_mask"] = pooling_mask
         for module in others:
-            features = module(features)
-        output: torch.Tensor = features[OUTPUT]
-        return output
+            if not isinstance(module, MultiVectorMask):  # tokens say which of them are scored
+                features = module(features)
+        vectors = features["token_embeddings"] if isinstance(self._model, MultiVectorEncoder) else features[OUTPUT]
+        of_tokens = [head.of_tokens(features["token_embeddings"]) for head in self._heads.values()]
+        return (vectors, *of_tokens) if of_tokens else vectors
 
 
 def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bool:
@@ -139,19 +157,31 @@ def example_of(name: str, tokenizer: PreTrainedTokenizerFast, lengths: Sequence[
 
 
 def write_facts(
-    folder: Path, files: ModelFiles, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast
+    folder: Path,
+    files: ModelFiles,
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    heads: Mapping[Output, Lexical | Projection] = MappingProxyType({}),
 ) -> list[str]:
     """Write the tokenizer and the facts that a worker needs into an artefact's folder; the graph's inputs by name."""
     excludes_prompt = pooling_excludes_prompt(model, files)
     default = model.default_prompt_name
+    longest = longest_text(model)
+    late = LateRules.of(model, longest) if isinstance(model, MultiVectorEncoder) else None
+    dim = int(model.encode(["a"], show_progress_bar=False)[0].shape[-1])
+    dense = Output.DENSE in files.outputs
     facts = ModelFacts(
-        dim=int(model.encode(["a"], show_progress_bar=False).shape[1]),
-        max_tokens=longest_text(model),
+        dim=dim if dense else 0,
+        max_tokens=longest if late is None else late.longest_document,
         keep="left" if tokenizer.truncation_side == "right" else "right",
         fillers={"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id},
         prompt=(model.prompts.get(default) or "") if default is not None else "",
         excludes_prompt=excludes_prompt,
         special_ids=sorted(set(tokenizer.all_special_ids)),
+        outputs=files.outputs,
+        widths={output: head.width for output, head in heads.items()} if dense else {files.outputs[0]: dim},
+        late=late,
+        unused=next((head.unused for head in heads.values() if isinstance(head, Lexical)), ()),
     )
     (folder / MODEL).write_text(facts.to_json(), encoding="utf-8")
     tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))

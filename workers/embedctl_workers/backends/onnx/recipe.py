@@ -12,6 +12,7 @@ from typing import Any
 
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
+from embedctl_config.outputs import PLAIN
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import request_for, run_build
@@ -34,6 +35,8 @@ def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
     recipe = {"kind": kind, "exporter": exporter, "onnxruntime": onnxruntime_version(f"backend {kind!r}")}
     if kind == ONNX_INT8:
         recipe["weights"] = "7 bits" if reduced_range() else "8 bits"
+    if files.outputs != PLAIN:
+        recipe["outputs"] = ", ".join(files.outputs)
     return Wanted(files.fingerprint, recipe)
 
 

@@ -43,8 +43,6 @@ _PROMPTS_KEPT = 16
 
 #: Runs a model on some of the texts.
 CpuEngine = Callable[[Tokens, Rows], Computed]
-#: Tokens of a batch of padded texts for sparse vectors: each takes the logits of all words, 122 kB of BERT's.
-_PADDED_LOGITS = 1024
 
 
 class SentenceModel(Backend):
@@ -137,8 +135,6 @@ class TorchBackend(SentenceModel):
         if packed is None:
             self.engine = self.PADDED
             self._engine = self._padded(Padding.of(self._tokenizer))
-            if self.outputs == (Output.SPARSE,):
-                self.token_budget = _PADDED_LOGITS
         else:
             kernels = load_kernels(host)
             with self._place:  # it measures

@@ -127,9 +127,12 @@ def _mlm_head(model: Any) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch
     return lambda states: head.layer_norm(torch.nn.functional.gelu(head.dense(states))), head.decoder
 
 
-def heads_beside(files: ModelFiles, tokenizer: Tokenizer) -> dict[Output, Head]:
-    """The heads that a model has beside its dense vectors, as bge-m3 does; raises ModelError if one can't be read."""
-    found: dict[Output, Head] = {}
+def heads_beside(files: ModelFiles, tokenizer: Tokenizer) -> dict[Output, Lexical | Projection]:
+    """The heads that a model has beside its dense vectors, as bge-m3 does, in their order; a ModelError if one can't be
+    read."""
+    found: dict[Output, Lexical | Projection] = {}
+    if Output.DENSE not in files.outputs:
+        return found
     if Output.SPARSE in files.outputs:
         ids = map(tokenizer.token_to_id, ("<s>", "</s>", "<pad>", "<unk>"))
         unused = [each for each in ids if each is not None]
