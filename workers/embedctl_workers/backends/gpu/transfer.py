@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedctl_workers.arrays.tokens import Vectors
+from embedctl_config.outputs import Output
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.gpu.device import Event, Gpu
 
 #: Each array begins at a multiple of this many elements, because kernels read whole cache lines.
@@ -25,16 +26,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """Vectors on their way to the host, float32, rows × dim, held by nothing else; and the event of their arrival."""
+class Arriving:
+    """Numbers of texts on their way to the host, float32, held by nothing else; and the event of their arrival."""
 
-    vectors: torch.Tensor
+    found: Mapping[Output, torch.Tensor]
     arrived: Event
+    tokens: Tokens  #: which the texts are among, in these rows
+    rows: Rows
 
-    def wait(self) -> Vectors:
-        """Wait for these vectors only, and copy them out of pinned memory."""
+    def wait(self) -> dict[Output, Vectors]:
+        """Wait for these numbers only, and copy them out of pinned memory."""
         self.arrived.synchronize()
-        return np.array(self.vectors.numpy(), np.float32)
+        return {output: np.array(each.numpy(), np.float32) for output, each in self.found.items()}
 
 
 class Transfer:
@@ -69,14 +72,16 @@ class Transfer:
             name: there[begins[name] : begins[name] + array.size].view(array.shape) for name, array in arrays.items()
         }
 
-    def download(self, vectors: torch.Tensor) -> Output:
-        """Begin to copy vectors to the host, once the computing stream has made them."""
+    def download(self, found: Mapping[Output, torch.Tensor], tokens: Tokens, rows: Rows) -> Arriving:
+        """Begin to copy numbers to the host, once the computing stream has made them."""
         made, arrived = self._device.event(), self._device.event()
         made.record(self._compute)
         self._outward.wait_event(made)
         with self._device.on(self._outward):
-            there = self._device.pinned(tuple(vectors.shape), torch.float32)
-            there.copy_(vectors, non_blocking=True)
+            there = {output: self._device.pinned(tuple(each.shape), torch.float32) for output, each in found.items()}
+            for output, each in found.items():
+                there[output].copy_(each, non_blocking=True)
             arrived.record(self._outward)
-        self._device.keep_for(self._outward, vectors)
-        return Output(there, arrived)
+        for each in found.values():
+            self._device.keep_for(self._outward, each)
+        return Arriving(there, arrived, tokens, rows)

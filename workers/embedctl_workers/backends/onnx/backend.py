@@ -38,8 +38,6 @@ class OnnxBackend(GraphBackend):
     OPTIONS: ClassVar[tuple[str, ...]] = ("provider",)
     #: The kind of artefact that this backend runs on the CPU.
     KIND: ClassVar[str] = ONNX
-    #: Whether it gives sparse vectors and multi-vectors.
-    HEADS: ClassVar[bool] = True
 
     def __init__(self, files: ModelFiles, artifact: Artifact, host: Host, provider: str = CPU) -> None:
         session = open_session(artifact.folder / GRAPH, host.threads, provider=provider)
@@ -61,7 +59,7 @@ class OnnxBackend(GraphBackend):
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         provider = check_provider(options.get("provider", CPU))
-        files = resolve_model(model, entry, plain=not cls.HEADS)
+        files = resolve_model(model, entry, plain=False)
         return cls(files, artifact_for(files, cls.KIND, host), host, provider)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Computed:
@@ -96,4 +94,3 @@ class OnnxInt8Backend(OnnxBackend):
     #: It runs on CPUs only.
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     KIND: ClassVar[str] = ONNX_INT8
-    HEADS: ClassVar[bool] = False

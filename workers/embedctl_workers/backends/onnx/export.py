@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from transformers import AttentionMaskInterface, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -18,8 +17,8 @@ from embedctl_config.errors import ModelError
 from embedctl_config.outputs import PLAIN, Output
 from embedctl_workers.arrays.late import LateRules
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts, name_of
-from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
-from embedctl_workers.backends.torch.packed.heads import Lexical, Projection, heads_beside
+from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer, modules_of
+from embedctl_workers.backends.torch.packed.heads import Lexical, Projection, heads_beside, unused_of
 from embedctl_workers.models.facts import longest_text
 from embedctl_workers.models.files import ModelFiles
 
@@ -118,13 +117,12 @@ class WholeModel(torch.nn.Module):
         """The vectors of texts, or of tokens of a model of late interaction; with heads a tuple of them and theirs."""
         features: dict[str, Any] = {**dict(zip(self._names, inputs, strict=True)), "modality": "text"}
         pooling_mask = features.pop(POOLING_MASK, None)
-        first, *others = self._model
+        first, *others = modules_of(self._model)
         features = first(features)
         if pooling_mask is not None:
             features["attention_mask"] = pooling_mask
         for module in others:
-            if not isinstance(module, MultiVectorMask):  # tokens say which of them are scored
-                features = module(features)
+            features = module(features)
         vectors = features["token_embeddings"] if isinstance(self._model, MultiVectorEncoder) else features[OUTPUT]
         of_tokens = [head.of_tokens(features["token_embeddings"]) for head in self._heads.values()]
         return (vectors, *of_tokens) if of_tokens else vectors
@@ -181,7 +179,7 @@ def write_facts(
         outputs=files.outputs,
         widths={output: head.width for output, head in heads.items()} if dense else {files.outputs[0]: dim},
         late=late,
-        unused=next((head.unused for head in heads.values() if isinstance(head, Lexical)), ()),
+        unused=unused_of(heads),
     )
     (folder / MODEL).write_text(facts.to_json(), encoding="utf-8")
     tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))

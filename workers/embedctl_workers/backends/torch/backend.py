@@ -53,6 +53,8 @@ class SentenceModel(Backend):
 
     _model: SentenceTransformer
     _tokenizer: PreTrainedTokenizerFast
+    #: What tokenises the texts of a model of late interaction.
+    _late: LateTexts | None = None
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
         self.fingerprint = files.fingerprint
@@ -88,13 +90,38 @@ class SentenceModel(Backend):
             prompt=model.prompts.get(model.default_prompt_name or "") or "",
         )
 
+    def _heads_for(self, files: ModelFiles, *, packs: bool) -> Mapping[Output, Head]:
+        """Say what the model gives; the heads that make it of packed states, or of what its own modules make."""
+        self.outputs = files.outputs
+        if files.outputs == PLAIN:
+            return {}
+        from embedctl_workers.backends.torch.packed.heads import as_they_are, heads_beside
+
+        rules = self._rules
+        if Output.DENSE in files.outputs:
+            heads = heads_beside(files, Tokenizer.from_str(rules.tokenizer))
+            self.widths = {output: head.width for output, head in heads.items()}
+            return heads
+        from embedctl_workers.backends.torch.packed.packable import heads_of
+
+        model: Any = self._model
+        self._prompt_tokens = _left_out
+        if Output.SPARSE in files.outputs:
+            self.widths = {Output.SPARSE: model[0].auto_model.config.vocab_size}
+        else:
+            late = LateRules.of(model, rules.max_tokens)
+            self._late = LateTexts(late, Tokenizer.from_str(rules.tokenizer), rules.columns, rules.keep)
+            self.own_prompts, self.max_tokens = self._late.prompts, late.longest_document
+            self.widths = {Output.MULTI: model.get_embedding_dimension() or 0}
+        return heads_of(model) if packs else as_they_are(self.widths)
+
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        if prompt is None:
-            prompt = self._prompt
-        if not prompt:
-            return self._tokenize(texts, truncation_side)
-        tokens = self._tokenize([prompt + text for text in texts], truncation_side)
-        return replace(tokens, prompt_tokens=self._prompt_tokens(prompt))
+        outputs = PLAIN if Output.DENSE in self.outputs else self.outputs
+        if self._late is not None:
+            return replace(self._late(texts, prompt, truncation_side), outputs=outputs)
+        prompt = self._prompt if prompt is None else prompt
+        tokens = self._tokenize([prompt + text for text in texts] if prompt else texts, truncation_side)
+        return replace(tokens, prompt_tokens=self._prompt_tokens(prompt) if prompt else None, outputs=outputs)
 
     def _count_prompt_tokens(self, prompt: str) -> int | None:
         """The number of tokens that pooling leaves out, as the model itself counts; None if it leaves out none."""
@@ -129,7 +156,8 @@ class TorchBackend(SentenceModel):
         self._packed: PackedModel | None = None
         super().__init__(files, host)
         packed = self._packed
-        self._set_outputs(files)
+        self._heads = self._heads_for(files, packs=packed is not None)
+        self._queries = self._engine_aside(packed)
         self._engine: CpuEngine
         self._pads = packed is None
         if packed is None:
@@ -168,48 +196,17 @@ class TorchBackend(SentenceModel):
         self._prompt_tokens = _left_out
         return kept.rules
 
-    def _set_outputs(self, files: ModelFiles) -> None:
-        """Find out what makes the model's outputs other than dense vectors, if it gives any."""
-        self._heads: Mapping[Output, Head] = {}
-        self._late: LateTexts | None = None
-        self._queries: CpuEngine | None = None
-        self.outputs = files.outputs
-        if files.outputs == PLAIN:
-            return
-        from embedctl_workers.backends.torch.packed.heads import Projection, heads_beside
+    def _engine_aside(self, packed: PackedModel | None) -> CpuEngine | None:
+        """What runs queries whose tokens do not attend to all others. Without any, a packed engine takes the layers."""
+        if packed is None or Output.DENSE in self.outputs:
+            return None
+        from embedctl_workers.backends.torch.packed.heads import as_they_are
+        from embedctl_workers.backends.torch.packed.packable import take_layers
 
-        rules = self._rules
-        if Output.DENSE in files.outputs:
-            self._heads = heads_beside(files, Tokenizer.from_str(rules.tokenizer))
-            self.widths = {output: head.width for output, head in self._heads.items()}
-            return
-        from embedctl_workers.backends.torch.packed.packable import heads_of, take_layers
-
-        model: Any = self._model
-        self._prompt_tokens = _left_out
-        if Output.SPARSE in files.outputs:
-            self.widths, aside, padded = {Output.SPARSE: model[0].auto_model.config.vocab_size}, False, {}
-        else:
-            late = LateRules.of(model, rules.max_tokens)
-            self._late = LateTexts(late, Tokenizer.from_str(rules.tokenizer), rules.columns, rules.keep)
-            self.own_prompts, self.max_tokens = self._late.prompts, late.longest_document
-            self.widths, aside = {Output.MULTI: model.get_embedding_dimension() or 0}, not late.attend
-            padded = {Output.MULTI: Projection(lambda vectors: vectors, self.widths[Output.MULTI])}
-        if self._packed is None:
-            self._heads = padded
-            return
-        self._heads = heads_of(model)
-        if aside:
-            self._queries = _Padded(model, Padding.of(self._tokenizer), padded)
-        else:
-            take_layers(model, self._packed.weights)
-
-    def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
-        if self._late is not None:
-            tokens = self._late(texts, prompt, truncation_side)
-        else:
-            tokens = super().tokenize(texts, prompt, truncation_side)
-        return tokens if Output.DENSE in self.outputs else replace(tokens, outputs=self.outputs)
+        if self._late is not None and not self._late.attends:
+            return _Padded(self._model, Padding.of(self._tokenizer), as_they_are(self.widths))
+        take_layers(self._model, packed.weights)
+        return None
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -31,6 +32,11 @@ class FirstDimensions(torch.nn.Module):
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         return {**features, "sentence_embedding": features["sentence_embedding"][:, : self.dimensions]}
+
+
+def modules_of(model: Any) -> list[torch.nn.Module]:
+    """A model's modules, but for that which says which tokens of a text are scored: tokens say so."""
+    return [each for each in model if not isinstance(each, MultiVectorMask)]
 
 
 def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:

@@ -3,7 +3,7 @@ on padded batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -38,8 +38,12 @@ class Head(Protocol):
 
     def __call__(self, states: Vectors, tokens: Tokens, rows: Rows) -> Column | TokenVectors: ...
 
+    def numbers(self, states: torch.Tensor, text: torch.Tensor, texts: int) -> torch.Tensor:
+        """On any device, what :func:`~embedctl_workers.arrays.outputs.computed_of` takes of so many texts; `text`
+        tells of each token which one it belongs to."""
 
-class Splade:
+
+class Splade(torch.nn.Module):
     """Weights of words by SPLADE: the logits of a masked language model, the largest or the sum over a text's tokens.
 
     `transform` is what that model does before its product with the words. The largest logit has the largest weight, so
@@ -47,6 +51,7 @@ class Splade:
     """
 
     def __init__(self, mlm: Any, pooling: Any) -> None:
+        super().__init__()
         self._transform, self._decoder = _mlm_head(mlm)
         self._sums = pooling.pooling_strategy == "sum"
         self._logs = 2 if pooling.activation_function == "log1p_relu" else 1
@@ -67,16 +72,30 @@ class Splade:
     def _block(self, states: torch.Tensor, offsets: list[int]) -> Column:
         texts, reduce = list(pairwise(offsets)), torch.sum if self._sums else torch.amax
         whole = torch.empty(len(texts), self.width)
-        for at in range(0, self.width, _WORDS):
-            words = slice(at, min(at + _WORDS, self.width))
-            logits = states @ self._decoder.weight[words].T
-            if self._sums:
-                logits = self._weights(logits.add_(self._decoder.bias[words]))
+        for words, logits in self._logits(states):
             for row, (begin, end) in enumerate(texts):
                 reduce(logits[begin:end], 0, out=whole[row, words])
-        if not self._sums:
-            whole = self._weights(whole.add_(self._decoder.bias))
-        return cells_of_weights(whole.numpy())
+        return cells_of_weights(self._reduced(whole).numpy())
+
+    def numbers(self, states: torch.Tensor, text: torch.Tensor, texts: int) -> torch.Tensor:
+        whole, text = states.new_zeros(texts, self.width), text.long()
+        for words, logits in self._logits(self._transform(states)):
+            if self._sums:
+                whole[:, words] = whole[:, words].index_add(0, text, logits)
+            else:
+                of_words = text[:, None].expand_as(logits)
+                whole[:, words] = whole[:, words].scatter_reduce(0, of_words, logits, "amax", include_self=False)
+        return self._reduced(whole)
+
+    def _logits(self, transformed: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Of each block of words, what is to be reduced over the tokens of a text: logits, or weights for a sum."""
+        for at in range(0, self.width, _WORDS):
+            words = slice(at, min(at + _WORDS, self.width))
+            logits = transformed @ self._decoder.weight[words].T
+            yield words, self._weights(logits.add_(self._decoder.bias[words])) if self._sums else logits
+
+    def _reduced(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole if self._sums else self._weights(whole.add_(self._decoder.bias))
 
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
         logits = logits.relu_()
@@ -85,10 +104,11 @@ class Splade:
         return logits
 
 
-class Lexical:
+class Lexical(torch.nn.Module):
     """bge-m3's weights of the tokens themselves: of a token that occurs several times, the largest one."""
 
     def __init__(self, linear: torch.nn.Linear, width: int, unused: Sequence[int]) -> None:
+        super().__init__()
         self._linear, self.width = linear, width
         self.unused = unused  #: tokens that never have a weight
 
@@ -101,12 +121,16 @@ class Lexical:
         """… × hidden → …"""
         return torch.relu(self._linear(states)).squeeze(-1)
 
+    def numbers(self, states: torch.Tensor, text: torch.Tensor, texts: int) -> torch.Tensor:
+        return self.of_tokens(states)
 
-class Projection:
+
+class Projection(torch.nn.Module):
     """The vectors of a text's tokens, each through the same modules: of the tokens that are scored, or of all but the
     first if texts do not say."""
 
-    def __init__(self, of_tokens: Callable[[torch.Tensor], torch.Tensor], width: int) -> None:
+    def __init__(self, of_tokens: torch.nn.Module, width: int) -> None:
+        super().__init__()
         self.of_tokens, self.width = of_tokens, width
 
     @torch.inference_mode()
@@ -115,16 +139,30 @@ class Projection:
         vectors: Vectors = self.of_tokens(torch.from_numpy(states[scored])).float().numpy()
         return token_vectors(vectors, scored, tokens.lengths[rows])
 
+    def numbers(self, states: torch.Tensor, text: torch.Tensor, texts: int) -> torch.Tensor:
+        vectors: torch.Tensor = self.of_tokens(states)
+        return vectors
 
-def _mlm_head(model: Any) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Linear]:
+
+def unused_of(heads: Mapping[Output, Any]) -> Sequence[int]:
+    """The tokens that never have a weight."""
+    return next((head.unused for head in heads.values() if isinstance(head, Lexical)), ())
+
+
+def as_they_are(widths: Mapping[Output, int]) -> dict[Output, Head]:
+    """The heads of a model that runs its own modules alone: vectors of tokens that need nothing more."""
+    return {each: Projection(torch.nn.Identity(), width) for each, width in widths.items() if each == Output.MULTI}
+
+
+def _mlm_head(model: Any) -> tuple[torch.nn.Module, torch.nn.Linear]:
     """What a masked language model of the BERT family does after its encoder: a transform, and a product with words."""
     if hasattr(model, "cls"):
         return model.cls.predictions.transform, model.cls.predictions.decoder
     if hasattr(model, "vocab_projector"):
-        first, act, norm = model.vocab_transform, model.activation, model.vocab_layer_norm
-        return lambda states: norm(act(first(states))), model.vocab_projector
+        transform = torch.nn.Sequential(model.vocab_transform, model.activation, model.vocab_layer_norm)
+        return transform, model.vocab_projector
     head = model.lm_head
-    return lambda states: head.layer_norm(torch.nn.functional.gelu(head.dense(states))), head.decoder
+    return torch.nn.Sequential(head.dense, torch.nn.GELU(), head.layer_norm), head.decoder
 
 
 def heads_beside(files: ModelFiles, tokenizer: Tokenizer) -> dict[Output, Lexical | Projection]:

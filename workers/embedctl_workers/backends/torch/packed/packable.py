@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules.transformer import Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from sentence_transformers.sparse_encoder.modules import MLMTransformer
 from transformers import (
@@ -24,7 +23,7 @@ from transformers.activations import ACT2FN
 
 from embedctl_config.outputs import Output
 from embedctl_workers.arrays.tokens import Rows, Vectors
-from embedctl_workers.backends.torch.loading import FirstDimensions
+from embedctl_workers.backends.torch.loading import FirstDimensions, modules_of
 from embedctl_workers.backends.torch.packed.heads import Head, Projection, Splade
 from embedctl_workers.backends.torch.packed.modules import Rest
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Part, Weights
@@ -59,16 +58,18 @@ def heads_of(model: Any) -> dict[Output, Head]:
     if isinstance(model, SparseEncoder):
         return {Output.SPARSE: Splade(model[0].auto_model, model[1])}
     if isinstance(model, MultiVectorEncoder):
-        modules = [each for each in list(model.children())[1:] if not isinstance(each, MultiVectorMask)]
-
-        def on_tokens(states: torch.Tensor) -> torch.Tensor:
-            features = {"token_embeddings": states}
-            for module in modules:
-                features = module(features)
-            return features["token_embeddings"]
-
-        return {Output.MULTI: Projection(on_tokens, int(model.get_embedding_dimension() or 0))}
+        return {Output.MULTI: Projection(_OnTokens(modules_of(model)[1:]), int(model.get_embedding_dimension() or 0))}
     return {}
+
+
+class _OnTokens(torch.nn.ModuleList):
+    """Modules that make vectors of tokens of their states, in turn."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        features = {"token_embeddings": states}
+        for module in self:
+            features = module(features)
+        return features["token_embeddings"]
 
 
 def take_layers(model: Any, weights: Weights) -> None:
