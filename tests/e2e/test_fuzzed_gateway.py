@@ -126,8 +126,8 @@ def description(client: httpx2.Client) -> dict[str, Any]:
         what="the batches' ends",
     )
     schemas = document["components"]["schemas"]
-    for name in ("EmbeddingsRequest", "PoolingRequest"):
-        schemas[name]["properties"]["model"] = {"enum": ["dummy"]}
+    schemas["EmbeddingsRequest"]["properties"]["model"] = {"enum": ["dummy"]}
+    schemas["PoolingRequest"]["properties"]["model"] = {"enum": ["dummy", None]}
     schemas["BatchRequest"]["properties"]["input_file_id"] = {"enum": [file_id]}
     for name in ("EmbeddingsRequest", "EmbedRequest"):
         schemas[name]["properties"]["dimensions"]["maximum"] = 16

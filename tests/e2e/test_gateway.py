@@ -249,7 +249,7 @@ def test_the_multi_vectors_of_vllm_and_infinity(here: Here, http: httpx2.Client)
         ({"task": ["embed"]}, "invalid_value", "task"),
         ({"truncate_prompt_tokens": 16}, "invalid_value", "truncate_prompt_tokens"),
         ({"truncation_side": "up"}, "invalid_value", "truncation_side"),
-        ({"dimensions": 4}, "invalid_value", "dimensions"),
+        ({"dimensions": 4}, "unsupported_parameter", "dimensions"),
         ({"messages": []}, "unsupported_parameter", "messages"),
         ({"model": 7}, "invalid_type", "model"),
         ({"input": [[1]]}, "invalid_type", "input"),

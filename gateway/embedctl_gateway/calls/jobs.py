@@ -42,7 +42,7 @@ from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_gateway.access.verbs import JOBS, READ_JOBS
 from embedctl_gateway.calls import drains
 from embedctl_gateway.calls.common import MAX_BODY_BYTES, Call, Handler, while_caller_waits
-from embedctl_gateway.calls.openapi import check_known, check_types
+from embedctl_gateway.calls.schemas import check_known, check_types
 from embedctl_gateway.calls.steps import READING_STEPS, STEPS
 from embedctl_gateway.http.fields import digits_of
 from embedctl_gateway.http.refusals import BUSY_S, Refusal, limited, refuse

@@ -11,7 +11,7 @@ from embedctl.corpus.batch import URLS
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import StoredFile
 from embedctl_config import keys
-from embedctl_gateway.calls.openapi import LONGEST_S, SHORTEST_S, STATUSES, check_known
+from embedctl_gateway.calls.schemas import LONGEST_S, SHORTEST_S, STATUSES, check_known
 from embedctl_gateway.http.fields import digits_of, whole
 from embedctl_gateway.http.refusals import Refusal, invalid, refuse
 

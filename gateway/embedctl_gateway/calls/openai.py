@@ -13,10 +13,10 @@ from embedctl.destinations.answers import EMBEDDING, POOLING, as_base64, as_floa
 from embedctl.jobs.options import ONE_VECTOR, Long
 from embedctl_config.outputs import Output
 from embedctl_gateway.calls.common import Call, answered
-from embedctl_gateway.calls.openapi import check_known
+from embedctl_gateway.calls.schemas import check_known
 from embedctl_gateway.embedding.catalogue import Served
 from embedctl_gateway.embedding.embedder import Asked
-from embedctl_gateway.http.fields import dimensions_of, texts_of
+from embedctl_gateway.http.fields import dimensions_of, texts_of, whole
 from embedctl_gateway.http.refusals import refuse
 
 #: When this gateway was started, which is when its models were "created".
@@ -48,7 +48,7 @@ async def pooling(call: Call) -> Response:
         refuse("task is neither token_embed nor embed; /embed_sparse has sparse vectors", "invalid_value", "task")
     if not isinstance(side, str | None) or side not in _SIDES:
         refuse("truncation_side is neither left nor right", "invalid_value", "truncation_side")
-    if most is not None and (type(most) is not int or most != -1):
+    if most is not None and whole(most) != -1:
         refuse(
             "truncate_prompt_tokens is not -1, which cuts a text to as many tokens as the model takes",
             "invalid_value",

@@ -8,7 +8,8 @@ from html import escape
 from typing import Any
 
 from embedctl_config import __version__
-from embedctl_gateway.calls.openapi import CALLS, SCHEMAS, TEXTS
+from embedctl_gateway.calls.openapi import CALLS
+from embedctl_gateway.calls.schemas import SCHEMAS, TEXTS
 from embedctl_gateway.http.fields import MAX_INPUTS
 
 

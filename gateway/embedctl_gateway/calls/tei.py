@@ -13,7 +13,7 @@ from embedctl.jobs.options import Long
 from embedctl_config import __version__
 from embedctl_config.outputs import Output
 from embedctl_gateway.calls.common import MAX_TOKENS, Call, answered
-from embedctl_gateway.calls.openapi import check_known
+from embedctl_gateway.calls.schemas import check_known
 from embedctl_gateway.embedding.embedder import Asked
 from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimensions_of, texts_of
 from embedctl_gateway.http.refusals import refuse
