@@ -119,7 +119,9 @@ def check_refusals(worker: Here, tmp_path: Path) -> None:
         job.vectors()
     with pytest.raises(SettingsError, match="no multi vectors"):
         list(job.multi())
-    with pytest.raises(SettingsError, match=r"v\.npy can't hold sparse vectors: name the output \.jsonl or \.parquet"):
+    with pytest.raises(
+        SettingsError, match=r"v\.npy can't hold sparse vectors: name the output \.npz or \.jsonl or \.parquet"
+    ):
         job.deliver(tmp_path / "v.npy")
     for options, why in (
         ({"dimensions": 4}, "dimensions is for dense vectors alone"),

@@ -22,6 +22,7 @@ from embedctl.destinations.formats import (
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.jsonl import JsonlWriter, is_stdout
 from embedctl.destinations.loop import NOBODY, BeginAgain, Callbacks, Delivered, Progress, RefusedRecord, Taker, run
+from embedctl.destinations.npy import ARRAYS
 from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers, agreed, ranges_of
 from embedctl.destinations.unfinished import locked
 from embedctl.destinations.writer import Content, Writer
@@ -73,7 +74,7 @@ def fetch(
 
     Args:
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
-        file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file
+        file_format: npy, npz, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file
             is written as openai-batch where others are as jsonl. Standard output takes these two alone.
         clobber: whether to replace a file that exists.
         numbers: how vectors are stored. From parts, float32 is restored, but not from those of binary; any other
@@ -110,7 +111,7 @@ def fetch(
         if numbers.kind is Dtype.INT8 and numbers.ranges is None:
             ranges, _ = ranges_of(_up_to_its_end(job, callbacks.progress), f"job {job.id}")
             numbers = Numbers(numbers.kind, ranges)
-        if chosen == "npy":  # its array has a row for each record
+        if chosen in ARRAYS:  # its array has a row for each record
             job.wait_until_sealed(callbacks.progress)
         content = Content.of(job.status(), path, numbers, lambda: Contract.of(job.status()))
         writer = writer_of(chosen)(content) if answers is None else JsonlWriter(content, answers)

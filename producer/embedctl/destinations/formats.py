@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.destinations.jsonl import check_stdout, errors_beside, is_stdout
-from embedctl.destinations.npy import all_beside
+from embedctl.destinations.npy import ARRAYS, all_beside
 from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers
 from embedctl.destinations.unfinished import check_folder
 from embedctl.destinations.writer import Content, Writer
@@ -31,6 +31,7 @@ class FileFormat:
 
 FORMATS = {
     "npy": FileFormat("embedctl.destinations.npy:NpyWriter", digests=True, other_numbers=True),
+    "npz": FileFormat("embedctl.destinations.npz:NpzWriter", outputs=(Output.SPARSE,)),
     "jsonl": FileFormat("embedctl.destinations.jsonl:JsonlWriter", kept_fields=True, outputs=tuple(Output)),
     "parquet": FileFormat(
         "embedctl.destinations.parquet:ParquetWriter",
@@ -75,7 +76,7 @@ def files_of(path: Path) -> list[Path]:
     """The files that :func:`fetch` may write for a path, `path` first; none for standard output."""
     if is_stdout(path):
         return []
-    return [path, *(all_beside(path) if path.suffix == ".npy" else ())]
+    return [path, *(all_beside(path) if path.suffix.lower().removeprefix(".") in ARRAYS else ())]
 
 
 def guess_format(path: Path) -> str:
@@ -137,7 +138,7 @@ def refuse_no_file(path: Path) -> None:
 
 
 def refuse_to_clobber(path: Path, file_format: str) -> None:
-    others = {"npy": all_beside(path), BATCH_FORMAT: [errors_beside(path)]}
+    others = {**dict.fromkeys(ARRAYS, all_beside(path)), BATCH_FORMAT: [errors_beside(path)]}
     for file in (path, *others.get(file_format, ())):
         if os.path.lexists(file):
             raise UnusableOutput(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")

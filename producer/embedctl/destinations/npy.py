@@ -20,6 +20,8 @@ from embedctl.waiting.results import ChunkVectors
 from embedctl_config import durable
 from embedctl_config.record_ids import to_json
 
+#: The formats that have these files next to them.
+ARRAYS = ("npy", "npz")
 #: The files of lines next to `NAME.npy`, such as `NAME.ids.jsonl`.
 LINES = ("ids", "errors", "truncated")
 #: All files next to it, by kind. `ranges`, of int8, are float32, 2 × dimensions; `digests` the SHA-256 of each record's
@@ -60,6 +62,8 @@ class NpyWriter(Writer):
         self._about = content.about
         self._array: npt.NDArray[Any] | None = None
         self._rows = 0
+        #: Whether the row of a record that was not encoded says so by itself.
+        self._rows_tell = content.numbers.has_nan
         #: All files but that which comes last, and the kinds of those that have content.
         self._files = {
             kind: LineFile(beside(content.path, kind), b"\n" if kind in LINES else b"")
@@ -69,9 +73,7 @@ class NpyWriter(Writer):
         self._said = set[str]() if content.about is None else {"digests"}
 
     def write(self, chunk: ChunkVectors) -> None:
-        if self._array is None:
-            self._array = self._preallocated(chunk.vectors.shape[1])
-        self._array[chunk.positions] = self._numbers.of(chunk.vectors)
+        self._put(chunk)
         gaps = np.flatnonzero(np.diff(chunk.positions) > 1) + 1  # where the job was ended, in what is merged with it
         for first, end in zip([0, *gaps], [*gaps, len(chunk.positions)], strict=True):
             if first == end:
@@ -92,11 +94,8 @@ class NpyWriter(Writer):
             self._say("truncated", position=cut.position, id=to_json(cut.id), used=cut.used, lost=cut.lost)
 
     def finish(self) -> list[Path]:
-        if self._array is None:
-            self._array = self._preallocated(0)
         self._skip_to(self._records)
-        if isinstance(self._array, np.memmap):
-            self._array.flush()
+        self._complete()
         if self._numbers.ranges is not None:
             self._said.add("ranges")
             np.save(ranges := io.BytesIO(), self._numbers.ranges)
@@ -116,6 +115,19 @@ class NpyWriter(Writer):
         for file in self._files.values():
             file.close()
 
+    def _put(self, chunk: ChunkVectors) -> None:
+        """Store the vectors of a chunk, under a temporary name."""
+        if self._array is None:
+            self._array = self._preallocated(chunk.vectors.shape[1])
+        self._array[chunk.positions] = self._numbers.of(chunk.vectors)
+
+    def _complete(self) -> None:
+        """Store what is left, once all records have a row."""
+        if self._array is None:
+            self._array = self._preallocated(0)
+        if isinstance(self._array, np.memmap):
+            self._array.flush()
+
     def _vouched(self, about: Contract, files: Sequence[Path]) -> Path:
         """Say what the array and the files next to it, which have their final names, hold; returns the file that does.
         It comes last, so it vouches for no mixture of two arrays."""
@@ -128,13 +140,13 @@ class NpyWriter(Writer):
 
     def _skip_to(self, row: int) -> None:
         """Fill the rows of the records before this one that were not encoded, because the job was ended."""
-        if self._array is not None and self._numbers.has_nan:
+        if self._array is not None and self._rows_tell:
             self._array[self._rows : row] = np.nan
         if self._about is not None:
             self._files["digests"].write([bytes((row - self._rows) * DIGEST_BYTES)])
         for position in range(self._rows, row):
             self._files["ids"].write([json_line(None)])
-            if not self._numbers.has_nan:
+            if not self._rows_tell:
                 self._say("errors", position=position, id=None, code="stopped", message=_NOT_ENCODED)
         self._rows = row
 

@@ -253,8 +253,8 @@ class Job:
 
         If this call dies, another one resumes.
 
-        - **A file**, whose name ends in `.npy`, `.jsonl` or `.parquet`, has one row for each record. The results stay
-          in Redis.
+        - **A file**, whose name ends in `.npy`, `.npz`, `.jsonl` or `.parquet`, has one row for each record. The
+          results stay in Redis.
         - **A folder**, which is made if it does not exist, or `s3://BUCKET/PREFIX/`: the results move to parts, parquet
           files of about 100,000 records; `manifest.json` comes last. It may hold parts of this job, and of no other.
           Results leave Redis when their part is durable, and while they take more than a quarter of Redis' maxmemory,

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import polars
 import pyarrow.parquet as pq
 import pytest
+import scipy.sparse
 
 from embedctl import Job, OutputError, enqueue_embeddings
 from embedctl.destinations import parquet
@@ -22,6 +24,7 @@ from embedctl.destinations.unfinished import check_folder
 from embedctl.destinations.writer import Writer
 from embedctl.queueing.broker import Broker
 from embedctl_config.errors import UnusableOutput
+from embedctl_config.outputs import Output
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.failpoints import Killed, dies_at, full_disk
@@ -32,7 +35,7 @@ from tests.support.rig import Rig, encoded_job
 ITEMS = [{"id": f"r{i}", "text": f"text {i}" if i != 7 else "", "n": i if i < 50 else i + 0.5} for i in range(100)]
 
 
-@pytest.fixture(params=["npy", "jsonl", "parquet"])
+@pytest.fixture(params=["npy", "npz", "jsonl", "parquet"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -44,8 +47,15 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def job(broker: Broker, settings: Settings) -> Job:
-    return encoded_job(broker, settings, ITEMS, keep=("n",), count_tokens=True)
+def vectors(request: pytest.FixtureRequest) -> list[str] | None:
+    """What a file of this kind can hold."""
+    is_sparse = "kind" in request.fixturenames and request.getfixturevalue("kind") == "npz"
+    return ["sparse"] if is_sparse else None
+
+
+@pytest.fixture
+def job(broker: Broker, settings: Settings, vectors: list[str] | None) -> Job:
+    return encoded_job(broker, settings, ITEMS, keep=("n",), count_tokens=True, vectors=vectors)
 
 
 def found(folder: Path) -> dict[str, bytes]:
@@ -60,7 +70,7 @@ def test_a_fetch_that_is_interrupted_leaves_nothing(kind: str, job: Job, tmp_pat
 
 def test_a_full_disk_changes_no_file(kind: str, job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / f"v.{kind}").write_text("before")
-    with full_disk(4000), pytest.raises(OutputError, match=r"can't be written: .*File too large"):
+    with full_disk(4000 if kind != "npz" else 2000), pytest.raises(OutputError, match=r"written: .*File too large"):
         fetch(job, tmp_path / f"v.{kind}")
     assert found(tmp_path) == {f"v.{kind}": b"before"}
     assert capfd.readouterr().err == "", "no footer is written once more as the writer is freed"
@@ -94,8 +104,10 @@ def test_a_folder_of_another_user_is_refused_with_the_remedy(tmp_path: Path, mon
         check_folder(tmp_path, "v.npy")
 
 
-def test_leftovers_are_in_no_file(kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path) -> None:
-    other = encoded_job(broker, settings, [f"other {i}" for i in range(30)])
+def test_leftovers_are_in_no_file(
+    kind: str, job: Job, broker: Broker, settings: Settings, tmp_path: Path, vectors: list[str] | None
+) -> None:
+    other = encoded_job(broker, settings, [f"other {i}" for i in range(30)], vectors=vectors)
     (tmp_path / "whole").mkdir()
     fetch(job, tmp_path / "whole" / f"v.{kind}")
     (tmp_path / "mixed").mkdir()
@@ -133,10 +145,13 @@ def test_a_column_that_becomes_wider_is_written_again_from_the_first_record(job:
     np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), np.delete(expected, 7, 0))
 
 
-def test_the_next_fetch_fills_the_holes(kind: str, broker: Broker, settings: Settings, tmp_path: Path) -> None:
+def test_the_next_fetch_fills_the_holes(
+    kind: str, broker: Broker, settings: Settings, tmp_path: Path, vectors: list[str] | None
+) -> None:
     """The first fetch died, then the stopped job was resumed, and then the second fetch came."""
     texts = [f"text {i}" for i in range(100)]
-    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")
+    again = partial(enqueue_embeddings, texts, settings=settings, chunk_size=8, idempotency_key="k", vectors=vectors)
+    job = again()
     rig = Rig(broker, settings, DummyBackend(dim=16))
     for chunk in (0, 1, 2, 3, 6, 7, 8, 9, 10):
         rig.run(job, chunk)
@@ -144,16 +159,50 @@ def test_the_next_fetch_fills_the_holes(kind: str, broker: Broker, settings: Set
 
     with pytest.raises(Killed):
         fetch(job, tmp_path / f"v.{kind}", Callbacks(written=dies_at(80)))
-    enqueue_embeddings(texts, settings=settings, chunk_size=8, idempotency_key="k")
+    again()
     for chunk in (4, 5, 11, 12):
         rig.run(job, chunk)
     fetch(job, tmp_path / f"v.{kind}")
+    if kind == "npz":
+        check_sparse(job, tmp_path / "v.npz", 100)
+        return
     if kind == "npy":
-        vectors = np.load(tmp_path / "v.npy")
+        found = np.load(tmp_path / "v.npy")
     else:
         read = polars.read_ndjson if kind == "jsonl" else polars.read_parquet
-        vectors = np.array(read(tmp_path / f"v.{kind}")["embedding"].to_list(), np.float32)
-    np.testing.assert_array_equal(vectors, reference(texts))
+        found = np.array(read(tmp_path / f"v.{kind}")["embedding"].to_list(), np.float32)
+    np.testing.assert_array_equal(found, reference(texts))
+
+
+def check_sparse(job: Job, path: Path, records: int) -> None:
+    """The matrix in a file has the rows of a job."""
+    matrix = scipy.sparse.load_npz(path)
+    assert (matrix.format, matrix.dtype, matrix.has_canonical_format) == ("csr", np.float32, True)
+    assert matrix.shape == (records, DummyBackend(dim=16).widths[Output.SPARSE])
+    rows = {record.position: record for record in job.sparse()}
+    assert rows
+    for position in range(records):
+        row, record = matrix[[position]], rows.get(position)
+        np.testing.assert_array_equal(row.indices, [] if record is None else record.indices)
+        np.testing.assert_array_equal(row.data, [] if record is None else record.weights)
+
+
+def test_the_rows_of_a_sparse_matrix_are_the_records_of_a_stopped_job(
+    broker: Broker, settings: Settings, tmp_path: Path
+) -> None:
+    texts = [f"text {i}{' fail-encoder' * (i in (3, 9))}" for i in range(60)]
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, vectors=["sparse"])
+    rig = Rig(broker, settings, DummyBackend(dim=16, poison=True))
+    for chunk in (1, 2, 4):
+        rig.run(job, chunk)
+    job.stop()
+    done = job.deliver(tmp_path / "v.npz")
+    assert [str(path).rpartition("/")[2] for path in done.files] == ["v.npz", "v.npz.errors.jsonl"]
+    check_sparse(job, tmp_path / "v.npz", 60)
+    errors = [json.loads(line) for line in (tmp_path / "v.npz.errors.jsonl").read_text().splitlines()]
+    assert [error["position"] for error in errors if error["code"] != "stopped"] == [9]
+    assert len(errors) == 60 - 23, "an empty row may be a vector without weights: each that is none is named"
+    assert {path.name for path in tmp_path.iterdir()} == {"v.npz", "v.npz.errors.jsonl"}
 
 
 @pytest.mark.parametrize("at", [0, 6, 12])

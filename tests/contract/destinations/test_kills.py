@@ -38,7 +38,7 @@ DATABASES = {
 
 
 #: The outputs of what does not hold all.
-OUTPUTS = {"npy": "dense", "lancedb": "dense,multi"}
+OUTPUTS = {"npy": "dense", "npz": "sparse", "lancedb": "dense,multi"}
 #: By position, sparse vectors and multi-vectors.
 Others = Mapping[int, Mapping[str, Any]]
 
@@ -145,6 +145,7 @@ STEPS = {
         *steps("embedctl_config.durable", "remove"),
         *ON_DISK,
     ],
+    "npz": [*steps("embedctl.destinations.npz:NpzWriter", "_put", "_complete"), *ON_DISK],
     "jsonl": [*steps("embedctl.destinations.jsonl:JsonlWriter", "write", "finish"), *ON_DISK],
     "parquet": [*steps("embedctl.destinations.parquet:ParquetWriter", "write", "finish"), *ON_DISK],
     "folder": [*PARTS, *steps("embedctl_config.durable", "_move_exclusively"), *ON_DISK],
