@@ -16,8 +16,10 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer, Spars
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
+from embedctl_config.outputs import Output
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
+from embedctl_workers.accuracy.quality import quality
 from embedctl_workers.accuracy.ranking import agreements
 from embedctl_workers.arrays.outputs import WEIGHT
 from embedctl_workers.arrays.tokens import Found
@@ -148,6 +150,18 @@ def test_a_model_of_three_heads_gives_all_in_one_pass(
     ranked = agreements(encoder, "int8", host)
     assert [each.output for each in ranked] == ["sparse", "multi"]
     assert all(each.overlap == 1 and each.ndcg == pytest.approx(1) for each in ranked)
+    sizes = {Output.DENSE: [32, 8], **{output: [width] for output, width in encoder.backend.widths.items()}}
+    rows: list[Any] = list(quality(encoder, host, "fp32", sizes, ("float32", "float16", "binary")))
+    stored = {(row["vectors"], row["dims"], row["dtype"]): (row["bytes"], row["overlap@10"]) for row in rows}
+    assert stored.keys() == {
+        *(("dense", dims, dtype) for dims in (32, 8) for dtype in ("float32", "float16", "binary")),
+        ("sparse", encoder.backend.widths[Output.SPARSE], "float32"),
+        *(("multi", 24, dtype) for dtype in ("float32", "float16")),
+    }
+    assert all(overlap == 1 for (_, dims, dtype), (_, overlap) in stored.items() if dims != 8 and dtype == "float32")
+    assert stored["dense", 8, "binary"][1] < stored["dense", 32, "binary"][1] < 1
+    assert stored["dense", 32, "binary"][0] == 4
+    assert stored["multi", 24, "float32"][0] == 2 * stored["multi", 24, "float16"][0]
     (folder / "sparse_linear.pt").write_bytes(b"PK")
     with pytest.raises(ModelError, match=r"sparse_linear\.pt can't be read"):
         load(folder, host, engine)

@@ -20,7 +20,8 @@ from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends import load_backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import note, noted, path_of
+from embedctl_workers.models.cache import locked, note, noted, path_of, private_folder
+from embedctl_workers.models.files import ModelFiles
 
 #: How many passages of a ranking are compared.
 BEST = 10
@@ -35,6 +36,8 @@ PASSAGES = [passage for block in _BLOCKS for passage in block.split("\n")[1:]]
 
 #: Scores, float32, queries × passages.
 Scores = npt.NDArray[np.float32]
+#: What a model gives of the queries, and of the passages: each text's dense vector, float32, or its cell.
+Sides = tuple[Sequence[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,9 @@ def ranked(scores: Scores) -> Rows:
     return best
 
 
-def by_cosine(queries: Vectors, passages: Vectors) -> Scores:
+def _by_cosine(queries: Sequence[Vectors], passages: Sequence[Vectors]) -> Scores:
     """The cosines of dense vectors."""
-    scores: Scores = unit(queries) @ unit(passages).T
+    scores: Scores = unit(np.stack(queries)) @ unit(np.stack(passages)).T
     return scores
 
 
@@ -108,17 +111,22 @@ def _by_max_sim(queries: Sequence[Any], passages: Sequence[Any]) -> Scores:
 
 
 _SCORES: Mapping[Output, Callable[[Any, Any], Scores]] = {
-    Output.DENSE: lambda queries, passages: by_cosine(np.stack(queries), np.stack(passages)),
+    Output.DENSE: _by_cosine,
     Output.SPARSE: _by_dot,
     Output.MULTI: _by_max_sim,
 }
 
 
-def encoded(encoder: ChunkEncoder, outputs: Sequence[Output]) -> dict[Output, tuple[list[Any], list[Any]]]:
+def ranking(output: Output, sides: Sides) -> Rows:
+    """The best passages of each query, as :func:`ranked`."""
+    return ranked(_SCORES[output](*sides))
+
+
+def encoded(encoder: ChunkEncoder, outputs: Sequence[Output]) -> dict[Output, Sides]:
     """What a model gives of the queries and of the passages, by output. GateFailed if it fails with one of them."""
     query = {"prompt_name": "query"} if "query" in encoder.prompts else {}
-    sides = [_cells(encoder, QUERIES, outputs, query), _cells(encoder, PASSAGES, outputs, {})]
-    return {output: (list(sides[0][at]), list(sides[1][at])) for at, output in enumerate(outputs)}
+    sides = _cells(encoder, QUERIES, outputs, query), _cells(encoder, PASSAGES, outputs, {})
+    return {output: (sides[0][at], sides[1][at]) for at, output in enumerate(outputs)}
 
 
 def _cells(encoder: ChunkEncoder, texts: Sequence[str], outputs: Sequence[Output], options: Mapping[str, str]) -> Any:
@@ -131,37 +139,46 @@ def _cells(encoder: ChunkEncoder, texts: Sequence[str], outputs: Sequence[Output
 
 def rankings(encoder: ChunkEncoder, outputs: Sequence[Output]) -> dict[Output, Rows]:
     """The rankings of the retrieval set by each of these outputs; raises as :func:`encoded`."""
-    return {output: ranked(_SCORES[output](*sides)) for output, sides in encoded(encoder, outputs).items()}
+    return {output: ranking(output, sides) for output, sides in encoded(encoder, outputs).items()}
 
 
 def reference_rankings(encoder: ChunkEncoder, host: Host) -> dict[Output, Rows]:
-    """The same by all outputs of a model in fp32 on CPUs, kept in the cache.
+    """The same by all outputs of a model in fp32 on CPUs, kept in the cache. The encoder is of the same model.
 
     Raises:
         MissingExtra: they are not in the cache, and torch is not installed.
-        ModelError: they are not in the cache, and `host.build` forbids computing them.
+        ModelError: they are not in the cache, and `host.build` forbids computing them; or they can't be kept there.
     """
     assert encoder.backend.reference is not None
     model = encoder.backend.reference.files
     facts = [model.fingerprint, hashlib.sha256("\n\n".join(_BLOCKS).encode()).hexdigest(), BEST]
-    found = noted(host.cache, "rankings", facts)
+    found, path = noted(host.cache, "rankings", facts), path_of(host.cache, "rankings", facts)
+    if found is None and not host.build:
+        raise ModelError(
+            f"the rankings of model {model.name!r} are not in {path}, and --no-build forbids computing them: copy the "
+            f"file from a machine that has it, or run `embedctl model verify {model.name}`"
+        )
     if found is None:
-        if not host.build:
-            raise ModelError(
-                f"the rankings of model {model.name!r} are not in {path_of(host.cache, 'rankings', facts)}, and "
-                f"--no-build forbids computing them: copy the file, or run `embedctl model verify {model.name}`"
-            )
-        pooling: Any = model.pooling
-        entry = ModelEntry(source=str(model.folder), pooling=pooling)
-        fp32 = load_backend("torch", model.name, entry=entry, host=host, options={})
         try:
-            prompts = {**encoder.prompts, **fp32.own_prompts}
-            of_each = rankings(ChunkEncoder(fp32, fp32.token_budget, prompts=prompts), fp32.outputs)
-        finally:
-            fp32.close()
-        found = {output: best.tolist() for output, best in of_each.items()}
-        note(host.cache, "rankings", facts, found)
+            private_folder(path.parent)
+            with locked(path):  # several workers would each load the model once more
+                found = noted(host.cache, "rankings", facts) or _in_fp32(encoder, model, host)
+                note(host.cache, "rankings", facts, found)
+        except OSError as error:
+            raise ModelError(f"the rankings of model {model.name!r} can't be kept in {path}: {error}") from error
     return {Output(output): np.array(best) for output, best in found.items()}
+
+
+def _in_fp32(encoder: ChunkEncoder, model: ModelFiles, host: Host) -> dict[Output, Any]:
+    pooling: Any = model.pooling
+    entry = ModelEntry(source=str(model.folder), pooling=pooling)
+    fp32 = load_backend("torch", model.name, entry=entry, host=host, options={})
+    try:
+        prompts = {**encoder.prompts, **fp32.own_prompts}
+        found = rankings(ChunkEncoder(fp32, fp32.token_budget, prompts=prompts), fp32.outputs)
+    finally:
+        fp32.close()
+    return {output: best.tolist() for output, best in found.items()}
 
 
 def agreements(encoder: ChunkEncoder, precision: Precision, host: Host) -> list[Agreement]:

@@ -23,6 +23,7 @@ from embedctl_workers.commands.options import (
     settings_and_class,
 )
 from embedctl_workers.commands.pull import pull
+from embedctl_workers.commands.quality import quality
 from embedctl_workers.commands.tune import tune
 from embedctl_workers.commands.verify import verify
 from embedctl_workers.machine import devices
@@ -44,7 +45,7 @@ def main() -> None:
     """
 
 
-for _command in (list_models, show, pull, tune, verify):
+for _command in (list_models, show, pull, quality, tune, verify):
     main.add_command(_command)
 
 
