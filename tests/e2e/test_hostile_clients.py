@@ -19,7 +19,7 @@ from embedctl_config.settings import Settings
 from embedctl_gateway.access.key_file import add_key
 from embedctl_gateway.calls.common import MAX_BODY_BYTES
 from embedctl_gateway.calls.objects import file_object
-from embedctl_gateway.serving.connections import MAX_LINES
+from embedctl_gateway.serving.connections import MAX_LINES, Crowd
 from tests.support.batches import client_of, create, ended, lines_of, upload
 from tests.support.gateway import Running, request_bytes, running_gateway
 from tests.support.here import Here
@@ -90,6 +90,27 @@ def test_a_tenant_with_all_connections_loses_one_to_a_newcomer(
         with gateway.connect() as bob:
             bob.sendall(asked % mine.encode())
             assert status_of(bob) == b"200"
+
+
+def test_a_newcomer_with_a_key_waits_for_no_strangers_at_its_address(
+    here: Here, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_turn = Crowd.has_turn
+    monkeypatch.setattr(Crowd, "has_turn", lambda crowd, one: bool(one.tenant) and has_turn(crowd, one))
+    path = here.folder / "keys"
+    key = add_key(path, "bob", "bob")
+    asked = b"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nAuthorization: bearer %b\r\n\r\n"
+    with (
+        running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway,
+        gateway.connect() as stranger,
+        gateway.connect() as bob,
+    ):
+        stranger.sendall(asked % b"ec-wrong")
+        bob.sendall(asked % key.encode())
+        assert status_of(bob) == b"200"
+        stranger.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            status_of(stranger)
 
 
 def test_a_long_list_is_made_aside(client: openai.OpenAI, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:

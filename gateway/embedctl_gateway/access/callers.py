@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,6 +31,8 @@ _LONGEST_PAUSE_S = 10.0
 _MOST_ADDRESSES = 10_000
 log = logging.getLogger(__name__)
 
+#: A key in the bytes of a request's head.
+_KEY = re.compile(rb"\nauthorization:[ \t]*bearer[ \t]+([!-~]+)", re.IGNORECASE)
 #: The file of keys is read this often at most (seconds).
 _LOOK_S = 0.5
 
@@ -108,6 +111,12 @@ class Access:
     @property
     def has_keys(self) -> bool:
         return self._keys is not None
+
+    def tenant_of(self, head: bytes) -> str:
+        """The tenant of the right key in the bytes of a request's head, not parsed yet; empty if there is none."""
+        shown = _KEY.search(head) if self._keys is not None else None
+        found = self._keys.find(shown[1].decode()) if shown and self._keys is not None else None
+        return found.tenant if found else ""
 
     def caller_of(self, request: Request) -> Caller:
         """Who makes a request; raises WrongKey if its key is missing or wrong, and Refusal if it comes from a page of

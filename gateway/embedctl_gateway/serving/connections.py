@@ -9,6 +9,7 @@ import ssl
 import time
 from asyncio.sslproto import SSLProtocol
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -192,11 +193,12 @@ class TimedProtocol(H11Protocol):
     timeout_s = TIMEOUT_S
     max_connections = MAX_CONNECTIONS
 
-    def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
+    def __init__(self, *args: Any, crowd: Crowd, tenant_of: Callable[[bytes], str], **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn = _Requests(h11.SERVER, self.config.h11_max_incomplete_event_size or 0)
         self.tenant = ""
         self._crowd = crowd
+        self._tenant_of = tenant_of
         self._waits_for_turn, self._unasked = False, 0
         self.app_state = {**self.app_state, KNOWN: self._know}
 
@@ -257,6 +259,8 @@ class TimedProtocol(H11Protocol):
         """Handle what has come, once it is this connection's turn."""
         if self._waits_for_turn:
             return
+        if not self.tenant and self.conn.their_state is h11.IDLE:  # at its address, strangers may wait
+            self._know(self._tenant_of(self.conn.trailing_data[0]))
         if self._crowd.has_turn(self):
             self._handle()
         else:
@@ -285,7 +289,7 @@ class TimedProtocol(H11Protocol):
         super().handle_events()
 
     def _know(self, tenant: str) -> None:
-        if not self.transport.is_closing():
+        if tenant and not self.transport.is_closing():
             self._crowd.know(self, tenant)
 
     def _look(self) -> None:

@@ -119,7 +119,7 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
     crowd, tls, config.ssl = Crowd(), config.ssl, None
 
     def protocol(**options: Any) -> TimedProtocol | TlsProtocol:
-        made = TimedProtocol(crowd=crowd, **options)
+        made = TimedProtocol(crowd=crowd, tenant_of=gateway.access.tenant_of, **options)
         return made if tls is None else TlsProtocol(made, tls)
 
     config.http_protocol_class = protocol  # type: ignore[assignment]  # uvicorn only calls it
