@@ -131,6 +131,7 @@ def description(client: httpx2.Client) -> dict[str, Any]:
     schemas["BatchRequest"]["properties"]["input_file_id"] = {"enum": [file_id]}
     for name in ("EmbeddingsRequest", "EmbedRequest"):
         schemas[name]["properties"]["dimensions"]["maximum"] = 16
+    del schemas["PoolingRequest"]["properties"]["prompt_name"]  # the dummy has no prompts
     for name in ("EmbedRequest", "EmbedSparseRequest"):
         schemas[name]["properties"]["prompt_name"] = {"type": "null"}  # the dummy has no prompts
     for path, calls in document["paths"].items():

@@ -250,6 +250,7 @@ def test_the_multi_vectors_of_vllm_and_infinity(here: Here, http: httpx2.Client)
         ({"truncate_prompt_tokens": 16}, "invalid_value", "truncate_prompt_tokens"),
         ({"truncation_side": "up"}, "invalid_value", "truncation_side"),
         ({"dimensions": 4}, "unsupported_parameter", "dimensions"),
+        ({"prompt_name": ""}, "invalid_value", "prompt_name"),
         ({"messages": []}, "unsupported_parameter", "messages"),
         ({"model": 7}, "invalid_type", "model"),
         ({"input": [[1]]}, "invalid_type", "input"),
@@ -257,6 +258,8 @@ def test_the_multi_vectors_of_vllm_and_infinity(here: Here, http: httpx2.Client)
     for fields, code, param in wrong:
         refused = http.post("/pooling", json={"input": "a", **fields})
         assert (refused.status_code, error_of(refused)["code"], error_of(refused)["param"]) == (400, code, param)
+    named = http.post("/pooling", json={"input": "a", "prompt_name": "query"})
+    assert "no prompt 'query'" in error_of(named)["message"], "the dummy has no files that name prompts"
     colbert = here.start_worker("colbert", model="colbert")
     eventually(lambda: http.get("/models/colbert").status_code == 200, what="the model's offer")
     nested = http.post("/embeddings", json={"model": "colbert", "input": TEXTS}).json()

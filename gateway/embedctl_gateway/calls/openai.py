@@ -16,7 +16,7 @@ from embedctl_gateway.calls.common import Call, answered
 from embedctl_gateway.calls.schemas import check_known
 from embedctl_gateway.embedding.catalogue import Served
 from embedctl_gateway.embedding.embedder import Asked
-from embedctl_gateway.http.fields import dimensions_of, texts_of, whole
+from embedctl_gateway.http.fields import dimensions_of, prompt_name_of, texts_of, whole
 from embedctl_gateway.http.refusals import refuse
 
 #: When this gateway was started, which is when its models were "created".
@@ -80,7 +80,16 @@ async def _answer(
         refuse("user is not a string", "invalid_type", "user")
     numbers = as_base64 if fields.get("encoding_format") == "base64" else as_floats
     texts = texts_of(fields["input"], "input")
-    embedded = await call.embed(Asked(texts, fields.get("model"), dimensions_of(fields), long, outputs=outputs))
+    embedded = await call.embed(
+        Asked(
+            texts,
+            fields.get("model"),
+            dimensions_of(fields),
+            long,
+            prompt_name=prompt_name_of(fields),
+            outputs=outputs,
+        )
+    )
     told: dict[str, Any] = {
         "model": embedded.model,
         "usage": {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens},

@@ -105,6 +105,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
             encoding_format=_ENCODING,
             user=_USER,
             truncate_prompt_tokens={"enum": [-1, None], "description": "-1: cut a text that is too long"},
+            prompt_name=_PROMPT_NAME,
             truncation_side={"enum": ["right", "left", None], "description": "which end of such a text is cut off"},
         ),
         **_NOTHING_ELSE,

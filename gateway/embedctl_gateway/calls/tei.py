@@ -15,7 +15,7 @@ from embedctl_config.outputs import Output
 from embedctl_gateway.calls.common import MAX_TOKENS, Call, answered
 from embedctl_gateway.calls.schemas import check_known
 from embedctl_gateway.embedding.embedder import Asked
-from embedctl_gateway.http.fields import LONGEST_PROMPT_NAME, MAX_INPUTS, dimensions_of, texts_of
+from embedctl_gateway.http.fields import MAX_INPUTS, dimensions_of, prompt_name_of, texts_of
 from embedctl_gateway.http.refusals import refuse
 
 #: TEI's clients write directions in either way.
@@ -85,11 +85,9 @@ async def info(call: Call) -> Response:
 
 def _asked(fields: Mapping[str, Any], schema: str, output: Output) -> Asked:
     check_known(fields, schema)
-    side, prompt_name = fields.get("truncation_direction"), fields.get("prompt_name")
+    side = fields.get("truncation_direction")
     if not isinstance(side, str | None) or side not in _CUTS:
         refuse("truncation_direction is neither left nor right", "invalid_value", "truncation_direction")
-    if not isinstance(prompt_name, str | None) or len(prompt_name or "a") > LONGEST_PROMPT_NAME or prompt_name == "":
-        refuse(f"prompt_name is no name of 1 to {LONGEST_PROMPT_NAME} characters", "invalid_value", "prompt_name")
     truncate, normalize = (_flag(fields, "truncate", otherwise=False), _flag(fields, "normalize", otherwise=True))
     return Asked(
         _inputs(fields),
@@ -97,7 +95,7 @@ def _asked(fields: Mapping[str, Any], schema: str, output: Output) -> Asked:
         dimensions_of(fields),
         _CUTS[side] if truncate else "error",
         normalize=normalize,
-        prompt_name=prompt_name,
+        prompt_name=prompt_name_of(fields),
         outputs=(output,),
     )
 

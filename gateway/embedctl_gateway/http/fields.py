@@ -52,6 +52,13 @@ def dimensions_of(fields: Mapping[str, Any]) -> int | None:
     return dimensions
 
 
+def prompt_name_of(fields: Mapping[str, Any]) -> str | None:
+    name = fields.get("prompt_name")
+    if not isinstance(name, str | None) or len(name or "a") > LONGEST_PROMPT_NAME or name == "":
+        refuse(f"prompt_name is no name of 1 to {LONGEST_PROMPT_NAME} characters", "invalid_value", "prompt_name")
+    return name
+
+
 def digits_of(given: str, most: int) -> int | None:
     """A whole number up to `most` (below 10**18) that is written in digits; None if it is none."""
     if not (given.isascii() and given.isdecimal() and len(given) <= 18):  # Python converts no endless digits
