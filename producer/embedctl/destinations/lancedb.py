@@ -116,6 +116,8 @@ class LanceTable(Destination):
             # Also what a process left that died before it had synced it.
             self._sync()
             self._is_new = not holds_rows
+            if self._is_new:  # a table that was not read is added to in less time
+                self._version, self._hashes = self._table.version, np.empty(0, np.int64)
             return holds_rows
 
     def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
