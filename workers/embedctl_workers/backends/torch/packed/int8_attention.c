@@ -79,18 +79,20 @@ INLINE float lay_out_keys(const float *from, long length, long padded, long head
     float poison = 0;
     for (long t = 0; t < padded; t++, from += head) {
         int8_t key[MOST_HEAD] = {0};
-        int sum = 0;
+        ints sums = {0};
         work->key_scale[t] = 0;
         work->outside[t] = t < length ? 0.0f : -INFINITY;
         if (t < length) {
             const float most = magnitude_of(from, head, &poison), factor = levels_over(MOST_BYTE, most);
             work->key_scale[t] = most / MOST_BYTE;
-            for (long c = 0; c < head; c += LANES) 
-                store_bytes_of(key + c, (ints)(load(from + c) * factor + WHOLE));
+            for (long c = 0; c < head; c += LANES) {
+                const ints level = (ints)(load(from + c) * factor + WHOLE);
+                store_bytes_of(key + c, level);
+                sums += level << 24 >> 24;
+            }
         }
         for (long c = 0; c < head; c += 4) memcpy(work->keys + (c * padded + t * 4), key + c, 4);
-        for (long c = 0; c < head; c++) sum += key[c];
-        work->shift[t] = -128 * sum;
+        work->shift[t] = -128 * (int)sum_of(__builtin_convertvector(sums, floats));
     }
     return poison;
 }
@@ -99,12 +101,12 @@ INLINE float lay_out_values(const float *from, long length, long padded, long he
                             struct work *work) {
     floats bad = {0};
     for (long c = 0; c < head; c += LANES) {
-        floats most = {0}, factor;
+        floats most = {0};
         for (long t = 0; t < length; t++) {
             most = most_of_two(most, magnitude(load(from + t * head + c)));
             bad += load(from + t * head + c) * 0.0f;
         }
-        for (int i = 0; i < LANES; i++) factor[i] = levels_over(levels, most[i]);
+        const floats factor = choose(most > 1e-30f, levels / most, (floats){0});
         store(work->value_scale + c, most / levels);
         for (long t = 0; t < padded; t += 2) {
             const ints even = t < length ? (ints)(load(from + t * head + c) * factor + WHOLE) : (ints){0};
