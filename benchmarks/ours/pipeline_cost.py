@@ -17,6 +17,7 @@ from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import EngineAdapt
 from embedctl_bench.peers.models import measured_model, peers_folder
 from embedctl_bench.texts.workloads import make_workload
 from embedctl_config.settings import Settings
+from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 from embedctl_workers.models.cache import cache_folder, private_folder
 
 
@@ -24,6 +25,7 @@ def pipeline_cost(
     *, model: str = "all-MiniLM-L6-v2", workload: str = "W1", records: int = 10_000, threads: int = 1
 ) -> Figures:
     """CPU seconds for 1,000 texts: of a job's producer, Redis and worker, and of the engine alone, both warm."""
+    os.environ.setdefault(SPIN_VARIABLE, SPINS)  # as in a worker: idle threads of the engine alone would take CPU time
     place = private_folder(peers_folder(Settings()))
     measured = measured_model(model, Settings(), place)
     load = make_workload(workload, records, measured, place)
