@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from embedctl_config.errors import GateFailed, ModelError
 from embedctl_config.hardware import ModelEntry, Precision
-from embedctl_config.outputs import PLAIN, Output
+from embedctl_config.outputs import PLAIN, Output, outputs_of
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.arrays.tokens import Rows, Vectors
 from embedctl_workers.arrays.vectors import unit
@@ -125,6 +125,7 @@ def ranking(output: Output, sides: Sides) -> Rows:
 def encoded(encoder: ChunkEncoder, outputs: Sequence[Output]) -> dict[Output, Sides]:
     """What a model gives of the queries and of the passages, by output. GateFailed if it fails with one of them."""
     query = {"prompt_name": "query"} if "query" in encoder.prompts else {}
+    outputs = outputs_of(outputs)  # in the order of the cells
     sides = _cells(encoder, QUERIES, outputs, query), _cells(encoder, PASSAGES, outputs, {})
     return {output: (sides[0][at], sides[1][at]) for at, output in enumerate(outputs)}
 
