@@ -21,12 +21,14 @@ from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
 from embedctl_workers.accuracy.quality import quality
 from embedctl_workers.accuracy.ranking import agreements
-from embedctl_workers.arrays.outputs import WEIGHT
-from embedctl_workers.arrays.tokens import Found
+from embedctl_workers.arrays.outputs import WEIGHT, largest_weights
+from embedctl_workers.arrays.tokens import Found, Ragged
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.joining import Piece
 from embedctl_workers.encoding.known_good import KnownGood, load_encoder
+from embedctl_workers.encoding.prepared import SOLE_USE
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 from tests.support.chunks import BUDGET, chunk_of
@@ -179,6 +181,19 @@ def test_a_model_that_an_earlier_pylate_saved_is_told_by_its_markers(tmp_path: P
     assert load(folder, host).own_prompts["document"] == "w2 "
     for cell, text in zip(found, model.encode_query(TEXTS), strict=True):
         np.testing.assert_allclose(cell, text.numpy(), atol=1e-4)
+
+
+def test_queries_that_need_another_column_are_not_joined_with_documents(tmp_path: Path, host: Host) -> None:
+    backend = load(make_multi(tmp_path, Tiny()), host, "packed, SDPA")
+    prompts = (None, backend.own_prompts["query"])
+    documents, queries = (Piece(backend, backend.tokenize(TEXTS, each), True, BUDGET, SOLE_USE) for each in prompts)
+    assert documents.key != queries.key
+
+
+def test_a_weight_that_is_not_a_number_is_seen() -> None:
+    found = largest_weights(np.array([np.nan, 1, 2, 0], np.float32), Ragged.of([[5, 6], [7, 8]]), unused=[6])
+    assert np.isnan(found[0]["weight"]).tolist() == [True]
+    assert found[1].tolist() == [(7, 2)]
 
 
 @pytest.mark.parametrize("make", [make_sparse, make_multi])
