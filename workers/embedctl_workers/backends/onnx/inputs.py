@@ -56,7 +56,8 @@ class ModelFacts:
     def read(cls, folder: Path) -> ModelFacts:
         facts = json.loads((folder / MODEL).read_text(encoding="utf-8"))
         late = LateRules(**facts["late"]) if facts.get("late") else None
-        return cls(**{**facts, "outputs": outputs_of(facts.get("outputs", PLAIN)), "late": late})
+        widths = {Output(name): width for name, width in facts.get("widths", {}).items()}
+        return cls(**{**facts, "outputs": outputs_of(facts.get("outputs", PLAIN)), "widths": widths, "late": late})
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
