@@ -78,6 +78,7 @@ class Waiter:
         #: The status that came with the last event.
         self.told: JobStatus | None = None
         self._reaper = Reaper.of_many(broker)
+        self._longest_s = broker.settings.lease_s / 3  # of one wait: the reaper is to run meanwhile
         self._new_until = 0.0 if sealed_with is None else time.monotonic() + _NEW_S
         self._pausing = pausing
         self._looked = 0.0
@@ -149,7 +150,7 @@ class Waiter:
         self.reap(deadline)  # before: afterwards, somebody waits for the answer
         if not may_wait():
             raise NotYet
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + min(timeout_s, self._longest_s)
         while (left_s := until - time.monotonic()) > 0:
             events = self.ask(partial(self._events, seen, left_s), deadline)
             seen = events[-1].id if events else seen
@@ -234,7 +235,6 @@ class Waiter:
         nothing to see before the job's end, and a new job is not looked at before its first event.
         """
         began, seen = time.monotonic(), self.seen
-        longest_s = self.broker.settings.lease_s / 3  # the reaper is to run meanwhile
         next_event = partial(self.broker.listener.next_event, self.job_id, only_end=only_end)
         if only_end and self.is_new(deadline):
             seen = await next_event(seen, FIRST_LOOK_S)
@@ -254,8 +254,8 @@ class Waiter:
             except NotYet:
                 now = time.monotonic()
             pause_s = LOOK_EVERY_S if relay.is_asked else max(LOOK_EVERY_S, EVENT.pause_s(now - began))
-            left_s = longest_s if deadline is None else max(0.0, deadline - now)
-            seen = await next_event(seen, min(pause_s, longest_s, left_s))
+            left_s = self._longest_s if deadline is None else max(0.0, deadline - now)
+            seen = await next_event(seen, min(pause_s, self._longest_s, left_s))
 
     def is_new(self, deadline: float | None) -> bool:
         """Whether this process has just submitted the job, and asks for the first time."""
