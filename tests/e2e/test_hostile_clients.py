@@ -17,7 +17,6 @@ import redis
 from embedctl.store.stored_files import StoredFile
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.key_file import add_key
-from embedctl_gateway.calls.common import MAX_BODY_BYTES
 from embedctl_gateway.calls.objects import file_object
 from embedctl_gateway.serving.connections import MAX_LINES, Crowd
 from tests.support.batches import client_of, create, ended, lines_of, upload
@@ -56,15 +55,6 @@ def test_nothing_endless_comes_behind_a_form(gateway: Running) -> None:
             for _ in range(100):
                 connection.sendall(b"10000\r\n" + bytes(65536) + b"\r\n")
         assert status_of(connection) == b"400"
-
-
-@pytest.mark.parametrize("head", [b"GET /health", b"POST /nowhere", b"POST /v1/embeddings"])
-def test_who_is_answered_sends_no_endless_body(gateway: Running, head: bytes) -> None:
-    with gateway.connect() as connection:
-        connection.sendall(head + b" HTTP/1.1\r\nhost: elsewhere.example\r\ntransfer-encoding: chunked\r\n\r\n")
-        assert status_of(connection) in (b"200", b"403", b"404")
-        with pytest.raises(ConnectionError):
-            connection.sendall((b"10000\r\n" + bytes(65536) + b"\r\n") * (4 * MAX_BODY_BYTES // 65536))
 
 
 @pytest.mark.parametrize(("lines", "status"), [(MAX_LINES - 2, b"200"), (MAX_LINES + 2, b"400")])

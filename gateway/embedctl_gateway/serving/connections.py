@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
 from embedctl_config import keys
-from embedctl_gateway.calls.common import KNOWN, MAX_BODY_BYTES
+from embedctl_gateway.calls.common import KNOWN
 
 #: A request's line and headers may take this long, and a client that reads too little is waited for as long (seconds).
 TIMEOUT_S = 20.0
@@ -199,7 +199,7 @@ class TimedProtocol(H11Protocol):
         self.tenant = ""
         self._crowd = crowd
         self._tenant_of = tenant_of
-        self._waits_for_turn, self._unasked = False, 0
+        self._waits_for_turn = False
         self.app_state = {**self.app_state, KNOWN: self._know}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -246,11 +246,6 @@ class TimedProtocol(H11Protocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete:
-            self._unasked += len(data)  # its client is answered, and goes on sending the body
-            if self._unasked > MAX_BODY_BYTES:
-                self.transport.abort()
-                return
         super().data_received(data)
         if self._waits_for_turn:
             self.flow.pause_reading()
@@ -275,7 +270,7 @@ class TimedProtocol(H11Protocol):
             self._handle()
 
     def on_response_complete(self) -> None:
-        self._since, self._unasked = self.loop.time(), 0
+        self._since = self.loop.time()
         self._crowd.answered(self)
         super().on_response_complete()
 
