@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import count, cycle
+from itertools import count, cycle, repeat
 from typing import Any
 
 import httpx2
