@@ -234,7 +234,7 @@ def test_the_multi_vectors_of_vllm_and_infinity(here: Here, http: httpx2.Client)
         for fields in (
             {"input": long},
             {"input": long, "truncation_side": "left"},
-            {"input": ["word " * 256] * 100},  # several parts, of which each is some vectors
+            {"input": ["word " * 256] * 100},  # several parts, each of some vectors
         )
     )
     assert [len(each["data"][0]["data"]) for each in (cut, left)] == [256, 256]

@@ -411,7 +411,7 @@ def answered(pieces: Iterable[bytes], headers: Mapping[str, str] | None = None) 
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same in parts of some length, of which there is at least one."""
+    """The same in parts of some length, one at least."""
     part = bytearray()
     for piece in pieces:
         part += piece

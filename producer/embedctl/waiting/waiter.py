@@ -144,9 +144,9 @@ class Waiter:
             raise
 
     def next_event(self, seen: str, timeout_s: float, deadline: float | None = None, *, only_end: bool = False) -> str:
-        """Run the reaper if a round is due, and wait for the job's next event. Returns the id of the last event, which
-        is `seen` (`0` if the caller knows none) if no other came in time. With `only_end`, it passes over events after
-        which the job goes on. Raises NotYet in a shared thread."""
+        """Run the reaper if a round is due, and wait for the job's next event, for a third of a lease at most. Returns
+        the id of the last event, which is `seen` (`0` if the caller knows none) if no other came in time. With
+        `only_end`, it passes over events after which the job goes on. Raises NotYet in a shared thread."""
         self.reap(deadline)  # before: afterwards, somebody waits for the answer
         if not may_wait():
             raise NotYet
