@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_each_joined_chunk_to_be_tr
     jobs = [enqueue_embeddings(texts, hardware="slow", settings=here.settings) for texts in corpora]
     usual = here.environment["EMBEDCTL_CONFIG"]
     slower = here.folder / "slower.toml"  # so that the worker is still there when the test has seen what it holds
-    slower.write_text(Path(usual).read_text().replace("seconds_per_batch = 0.1}", "seconds_per_batch = 20.0}"))
+    slower.write_text(Path(usual).read_text().replace("seconds_per_batch = 0.1}", "seconds_per_batch = 5.0}"))
     here.environment["EMBEDCTL_CONFIG"] = str(slower)
     worker = here.start_worker("slow")
     here.environment["EMBEDCTL_CONFIG"] = usual

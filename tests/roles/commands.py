@@ -47,7 +47,7 @@ COMMANDS = {
     "model show all-MiniLM-L6-v2": "torch",
     "model build all-MiniLM-L6-v2 --class cpu-int8": "torch",
     "model pull all-MiniLM-L6-v2": "torch",
-    "model quality all-MiniLM-L6-v2": "torch",
+    "model quality all-MiniLM-L6-v2 --class cpu": "torch",
     "model tune all-MiniLM-L6-v2 --class cpu": "torch",
     "model verify all-MiniLM-L6-v2 --class cpu": "torch",
     "bench request": "bench",
