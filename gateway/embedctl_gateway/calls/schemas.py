@@ -48,6 +48,13 @@ def _list_of(name: str) -> dict[str, Any]:
     )
 
 
+def _vectors(kind: str, field: str) -> dict[str, Any]:
+    """The vectors of an answer, each an object of this kind with the numbers in this field."""
+    numbers = {"anyOf": [_VECTOR, _MULTI_VECTOR, {"type": "string"}]}
+    each = _object(f"object index {field}", object={"const": kind}, index=_WHOLE, **{field: numbers})
+    return {"type": "array", "items": each}
+
+
 _ENCODING = {"enum": ["float", "base64", None], "description": "base64: float32, little-endian"}
 _USER = _or_null(type="string", description="ignored")
 _MODEL_AND_USAGE = {
@@ -85,15 +92,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
     "Embeddings": _object(
         "object data model usage",
         object={"const": "list"},
-        data={
-            "type": "array",
-            "items": _object(
-                "object index embedding",
-                object={"const": "embedding"},
-                index=_WHOLE,
-                embedding={"anyOf": [_VECTOR, _MULTI_VECTOR, {"type": "string"}]},
-            ),
-        },
+        data=_vectors("embedding", "embedding"),
         **_MODEL_AND_USAGE,
     ),
     "PoolingRequest": {
@@ -115,15 +114,7 @@ SCHEMAS: Mapping[str, dict[str, Any]] = {
         id=ID,
         object={"const": "list"},
         created=_WHOLE,
-        data={
-            "type": "array",
-            "items": _object(
-                "object index data",
-                object={"const": "pooling"},
-                index=_WHOLE,
-                data={"anyOf": [_VECTOR, _MULTI_VECTOR, {"type": "string"}]},
-            ),
-        },
+        data=_vectors("pooling", "data"),
         **_MODEL_AND_USAGE,
     ),
     "Model": _object(
