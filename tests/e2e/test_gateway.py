@@ -18,15 +18,18 @@ from typing import Any
 import httpx2
 import jsonschema
 import numpy as np
+import openai
 import pytest
 import redis
 import trustme
 
 from embedctl import enqueue_embeddings
+from embedctl.jobs import enqueue
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_gateway.access.key_file import add_key
-from tests.support.batches import async_client_at, client_of
+from embedctl_gateway.calls import common
+from tests.support.batches import async_client_at, client_of, create, ended, lines_of, rows_in, upload
 from tests.support.forked import Forked
 from tests.support.gateway import NO_TLS, Running, error_of, jobs_left, request_bytes, running_gateway
 from tests.support.here import Here
@@ -194,7 +197,6 @@ def test_the_calls_of_tei_infinity_and_hf_infinity(http: httpx2.Client, start_wo
             ({"inputs": []}, 400, "Empty"),
             ({"inputs": ["a"] * 2049}, 413, "Validation"),
             ({"inputs": [1, 2]}, 422, "Validation"),
-            ({"inputs": "a", "prompt_name": "query"}, 424, "Backend"),  # the dummy has no files that name prompts
             ({"inputs": "a", "prompt_name": ""}, 422, "Validation"),
             ({"inputs": "a", "truncate": "yes"}, 422, "Validation"),
             ({"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
@@ -258,14 +260,67 @@ def test_the_multi_vectors_of_vllm_and_infinity(here: Here, http: httpx2.Client)
     for fields, code, param in wrong:
         refused = http.post("/pooling", json={"input": "a", **fields})
         assert (refused.status_code, error_of(refused)["code"], error_of(refused)["param"]) == (400, code, param)
-    named = http.post("/pooling", json={"input": "a", "prompt_name": "query"})
-    assert "no prompt 'query'" in error_of(named)["message"], "the dummy has no files that name prompts"
     colbert = here.start_worker("colbert", model="colbert")
     eventually(lambda: http.get("/models/colbert").status_code == 200, what="the model's offer")
     nested = http.post("/embeddings", json={"model": "colbert", "input": TEXTS}).json()
     for each, vectors in zip(nested["data"], expected, strict=True):
         np.testing.assert_allclose(each["embedding"], vectors, atol=1e-6)
     assert colbert.stop() == 0
+
+
+LONG = "word " * 300
+#: Model, path, and what else is asked for → the field that is to blame, and the code. That the dummy has no prompts,
+#: the worker alone knows; the rest is known before, unless there is another worker by then.
+FOUND_BY_WORKERS: list[tuple[str, str, dict[str, object], str, str]] = [
+    ("dummy", "/pooling", {"prompt_name": "query"}, "prompt_name", "invalid_value"),
+    ("dummy", "/embed", {"prompt_name": "query"}, "prompt_name", "invalid_value"),
+    ("dummy", "/embed_sparse", {"prompt_name": "query"}, "prompt_name", "invalid_value"),
+    ("dummy", "/v1/embeddings", {"dimensions": 17}, "dimensions", "invalid_value"),
+    ("dummy", "/embed", {"dimensions": 17}, "dimensions", "invalid_value"),
+    ("dummy", "/v1/embeddings", {"input": ["a", LONG], "long": "error"}, "input", "context_length_exceeded"),
+    ("dummy", "/pooling", {"input": ["a", LONG]}, "input", "context_length_exceeded"),
+    ("dummy", "/embed", {"inputs": ["a", LONG]}, "input", "context_length_exceeded"),
+    ("colbert", "/pooling", {"task": "embed"}, "model", "output_not_given"),
+    ("colbert", "/v1/embeddings", {"dimensions": 4}, "dimensions", "invalid_value"),
+    ("colbert", "/v1/embeddings", {"long": "mean"}, "long", "invalid_value"),
+]
+AT_TEI = {"context_length_exceeded": 413, "output_not_given": 424, "invalid_value": 422}
+
+
+@pytest.mark.parametrize("known_before", [True, False])
+def test_no_fault_of_a_request_that_a_worker_finds_is_the_servers(
+    here: Here, http: httpx2.Client, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, *, known_before: bool
+) -> None:
+    here.start_worker()
+    here.start_worker("colbert", model="colbert")
+    eventually(lambda: http.get("/models/colbert").status_code == 200, what="the model's offer")
+    if not known_before:
+        monkeypatch.setattr(common, "check_sizes", lambda *_: None)
+        monkeypatch.setattr(enqueue, "check_against_workers", lambda *_: None)
+    for model, path, asked, param, code in FOUND_BY_WORKERS if known_before else FOUND_BY_WORKERS[:-2]:
+        is_tei = path.startswith("/embed")
+        refused = http.post(path, json={"inputs": "a", **asked} if is_tei else {"model": model, "input": "a", **asked})
+        if is_tei:
+            assert (refused.status_code, refused.json()["error_type"]) == (AT_TEI[code], "Validation"), refused.text
+            continue
+        error = error_of(refused)
+        found = refused.status_code, error["type"], error["param"], error["code"]
+        assert found == (400, "invalid_request_error", param, code), refused.text
+        assert error["message"].startswith("input[1]: ") == (param == "input")
+    file = upload(client, lines_of(["a", "b"], dimensions=17))
+    batch = ended(client, create(client, file).id)
+    if known_before:
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert [each.code for each in batch.errors.data] == ["invalid_value"]
+    else:
+        answers = rows_in(client, batch.error_file_id)
+        told = [
+            (each["status_code"], each["body"]["error"]["param"])
+            for row in answers.values()
+            for each in [row["response"]]
+        ]
+        assert told == [(400, "dimensions")] * 2
 
 
 @pytest.mark.client("huggingface_hub", "`InferenceClient.feature_extraction`, with and without `/embed`")

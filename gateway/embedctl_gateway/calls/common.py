@@ -27,6 +27,7 @@ from embedctl.store.ledger import Ledger, NoRoom, Room, Taking
 from embedctl.store.stored_files import FileStore, Once, StoredFile, digest_of
 from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.model_names import unknown_prompt
 from embedctl_config.outputs import Output
 from embedctl_config.redis_url import secret_url
 from embedctl_config.retry import ASIDE, RetryLimit
@@ -382,6 +383,11 @@ def check_sizes(asked: Asked, served: Served) -> None:
         refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")
     if asked.dimensions not in (None, served.dim) and not served.matryoshka:
         refuse(f"{served.name} was not trained for shorter vectors (Matryoshka)", "invalid_value", "dimensions")
+    if output is not Output.DENSE and asked.long == "mean":
+        refuse(f"long mean is for dense vectors alone, and these are {output} vectors", "invalid_value", "long")
+    prompt, prompts = asked.prompt_name, served.prompts
+    if prompt is not None and prompts is not None and prompt not in prompts:
+        refuse(f"prompt_name {prompt!r}: {unknown_prompt(served.name, prompts)}", "invalid_value", "prompt_name")
     most = 0 if asked.long == "mean" else served.max_tokens
     tokens = MAX_TOKENS if output is not Output.MULTI else min(MAX_TOKENS, MAX_NUMBERS // max(1, served.multi_width))
     if tokens_of(asked.texts, most) > tokens:

@@ -32,7 +32,8 @@ class Served:
     longer than `max_tokens` are truncated; 0 if the model has no limit, or no worker says so. `spelling_of` is the
     model's name, if this one is another spelling of it; else empty. `matryoshka`: whether vectors can be cut.
     `outputs`: what it gives of a text, with `multi_width` dimensions of each vector of a multi-vector.
-    `pooling`: how it makes them of tokens' states; empty if nobody says."""
+    `pooling`: how it makes them of tokens' states; empty if nobody says. `prompts`: the names of its prompts; None if
+    nobody says."""
 
     name: str
     precision: str
@@ -43,6 +44,7 @@ class Served:
     outputs: Sequence[str] = PLAIN
     multi_width: int = 0
     pooling: str = ""
+    prompts: frozenset[str] | None = None
 
 
 class Catalogue:
@@ -104,6 +106,7 @@ class Catalogue:
                 offer.outputs,
                 offer.multi_width,
                 offer.pooling,
+                offer.prompts,
             )
             if name not in found or _rank(one) < _rank(found[name]):
                 found[name] = one

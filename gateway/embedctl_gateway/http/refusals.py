@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from starlette.responses import JSONResponse, Response
 
-from embedctl.destinations.answers import CODES_OF_REQUESTS
+from embedctl.destinations.answers import told_of
 from embedctl.store.stored_files import FileGone, KeepsEnough, OtherRequest
 from embedctl.waiting.results import FailedRecord
 from embedctl_config.errors import (
@@ -126,9 +126,8 @@ def refusal_of(error: EmbedctlError) -> Refusal:
 
 
 def refusal_of_record(error: FailedRecord, inputs: int) -> Refusal:
-    code = CODES_OF_REQUESTS.get(error.code)
-    message = error.message if inputs == 1 else f"input[{error.position}]: {error.message}"
-    return Refusal(400 if code else 500, message, code or error.code.value, "input" if code else None)
+    told = told_of(error, "input", 0, inputs)
+    return Refusal(400 if told.param else 500, told.message, told.code, told.param)
 
 
 def as_openai(refusal: Refusal) -> Response:

@@ -23,13 +23,34 @@ from embedctl_config.wire import ErrorCode
 EMBEDDING, POOLING = b'{"object":"embedding","index":%d,"embedding":', b'{"object":"pooling","index":%d,"data":'
 #: Gives the custom_id of each request of a job, and its number of inputs, in order.
 ReadRequests = Callable[[], Iterable[tuple[str, int]]]
-#: The codes of errors that the request is to blame for → those of OpenAI. All others are the server's.
-CODES_OF_REQUESTS = {
-    ErrorCode.EMPTY: "empty_input",
-    ErrorCode.TOO_LONG: "context_length_exceeded",
-    ErrorCode.NOT_TEXT: "invalid_type",
-    ErrorCode.INVALID_UTF8: "invalid_type",
+#: The codes of errors that the request is to blame for → those of OpenAI, and the field, "" for that of the texts. All
+#: others are the server's.
+_OF_REQUESTS = {
+    ErrorCode.EMPTY: ("empty_input", ""),
+    ErrorCode.TOO_LONG: ("context_length_exceeded", ""),
+    ErrorCode.NOT_TEXT: ("invalid_type", ""),
+    ErrorCode.INVALID_UTF8: ("invalid_type", ""),
+    ErrorCode.NO_PROMPT: ("invalid_value", "prompt_name"),
+    ErrorCode.NO_DIMENSIONS: ("invalid_value", "dimensions"),
+    ErrorCode.NO_OUTPUT: ("output_not_given", "model"),
 }
+
+
+class Told(NamedTuple):
+    """What a caller is told of a text without a vector: a sentence, OpenAI's code, and the field that is to blame; None
+    if the server is."""
+
+    message: str
+    code: str
+    param: str | None
+
+
+def told_of(failed: FailedRecord, texts: str, first: int, count: int) -> Told:
+    """What is told of a request with so many texts from this position on, whose field is `texts`."""
+    code, param = _OF_REQUESTS.get(failed.code, (failed.code.value, None))
+    is_of_one = not param and count > 1
+    message = f"{texts}[{failed.position - first}]: {failed.message}" if is_of_one else failed.message
+    return Told(message, code, texts if param == "" else param)
 
 
 def is_of_batch(status: JobStatus) -> bool:
@@ -196,17 +217,15 @@ class Answers:
         return Answer(line, failed=False)
 
     def _failure(self, request: _Open, failed: FailedRecord) -> Answer:
-        code = CODES_OF_REQUESTS.get(failed.code)
-        texts = "inputs" if self._output is Output.SPARSE else "input"
-        which = "" if request.size == 1 else f"{texts}[{failed.position - request.first}]: "
+        told = told_of(failed, "inputs" if self._output is Output.SPARSE else "input", request.first, request.size)
         error = {
-            "message": f"{which}{failed.message}",
-            "type": "invalid_request_error" if code else "server_error",
-            "param": texts if code else None,
-            "code": code or failed.code.value,
+            "message": told.message,
+            "type": "invalid_request_error" if told.param else "server_error",
+            "param": told.param,
+            "code": told.code,
         }
         response = {
-            "status_code": 400 if code else 500,
+            "status_code": 400 if told.param else 500,
             "request_id": f"req_{self._name(request.first)}",
             "body": {"error": error},
         }

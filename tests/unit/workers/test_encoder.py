@@ -306,21 +306,36 @@ PROMPTS = {"query": "what is", "nothing": ""}
 
 
 @pytest.mark.parametrize(
-    ("prompts", "options", "told"),
+    ("prompts", "options", "code", "told"),
     [
-        (PROMPTS, {"prompt_name": "document"}, "no prompt 'document': model mine has the prompts nothing, query"),
-        ({}, {"prompt_name": "document"}, "no prompt 'document': model mine has no prompts with names: use prompt"),
-        ({}, {"dimensions": 5}, "5 dimensions asked for, and the model's vectors have 4"),
-        ({}, {"dimensions": 10**12}, f"{10**12} dimensions asked for, and the model's vectors have 4"),
+        (
+            PROMPTS,
+            {"prompt_name": "x"},
+            ErrorCode.NO_PROMPT,
+            "no prompt 'x': model mine has the prompts nothing, query",
+        ),
+        (
+            {},
+            {"prompt_name": "x"},
+            ErrorCode.NO_PROMPT,
+            "no prompt 'x': model mine has no prompts with names: use prompt",
+        ),
+        ({}, {"dimensions": 5}, ErrorCode.NO_DIMENSIONS, "5 dimensions asked for, and the model's vectors have 4"),
+        (
+            {},
+            {"dimensions": 10**12},
+            ErrorCode.NO_DIMENSIONS,
+            f"{10**12} dimensions asked for, and the model's vectors have 4",
+        ),
     ],
 )
 def test_an_option_that_the_model_can_not_follow_fails_every_record(
-    prompts: dict[str, str], options: dict[str, Any], told: str
+    prompts: dict[str, str], options: dict[str, Any], code: ErrorCode, told: str
 ) -> None:
     backend = Fake()
     encoder = ChunkEncoder(backend, BUDGET, model="mine", prompts=prompts)
     encoded = encoder.encode(encoder.prepare(chunk_of("one", "", "two"), options))
-    assert codes(encoded) == {0: ErrorCode.ENCODE_ERROR, 1: ErrorCode.EMPTY, 2: ErrorCode.ENCODE_ERROR}
+    assert codes(encoded) == {0: code, 1: ErrorCode.EMPTY, 2: code}
     assert encoded.errors[0].message == told
     assert np.isnan(encoded.vectors).all()
     assert backend.batches == []

@@ -330,16 +330,16 @@ class ChunkEncoder:
         """Why no record of a job with these options can be encoded."""
         dimensions, prompt, most = options.get("dimensions"), options.get("prompt_name"), self.backend.dim
         if dimensions is not None and dimensions > most:
-            return ErrorCode.ENCODE_ERROR, f"{dimensions} dimensions asked for, and the model's vectors have {most}"
+            return ErrorCode.NO_DIMENSIONS, f"{dimensions} dimensions asked for, and the model's vectors have {most}"
         if dimensions not in (None, most) and not (self.matryoshka or options.get("dims_anyway")):
-            return ErrorCode.ENCODE_ERROR, not_matryoshka(self._model)
+            return ErrorCode.NO_DIMENSIONS, not_matryoshka(self._model)
         outputs = asked_by(options)
         if why := not_given(outputs, self.backend.outputs, self._model):
-            return ErrorCode.ENCODE_ERROR, why
+            return ErrorCode.NO_OUTPUT, why
         if outputs != PLAIN and (dimensions is not None or options.get("long") == "mean"):
-            return ErrorCode.ENCODE_ERROR, "dimensions and long mean are for dense vectors alone"
+            return ErrorCode.NO_OUTPUT, "dimensions and long mean are for dense vectors alone"
         if prompt is not None and prompt not in self.prompts:
-            return ErrorCode.ENCODE_ERROR, f"no prompt {prompt!r}: {unknown_prompt(self._model, self.prompts)}"
+            return ErrorCode.NO_PROMPT, f"no prompt {prompt!r}: {unknown_prompt(self._model, self.prompts)}"
         return None
 
     def _too_long(self, tokens: Tokens, at: int) -> str:
