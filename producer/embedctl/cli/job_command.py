@@ -71,7 +71,7 @@ _corpus_options = section(
         "--dialect",
         metavar="NAME=VALUE,…",
         help="How text files are written, where their beginnings don't tell it: encoding (such as cp1252), separator "
-        "(comma, semicolon, tab, pipe or a sign), quote (double, single or none), escape (backslash or none) and "
+        "(comma, semicolon, tab, pipe or a sign), quote (double, single or none), escape (backslash) and "
         "line-end (lf or cr). Default: UTF-8 or what a file's first bytes say; quotes in .csv, and in .tsv if it looks "
         "so.",
     ),

@@ -22,7 +22,7 @@ _IN_NAMES = frozenset("_-. \"'()[]/\r\n")
 _NAMED_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 _WITH_DOUBLED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 _QUOTES = {"double": '"', "single": "'", "none": ""}
-_ESCAPES = {"backslash": True, "none": False}
+_ESCAPES = {"backslash": True}
 _ENDS = {"lf": False, "cr": True}
 _NAMES = ("encoding", "separator", "quote", "escape", "line-end")
 _HOW = "such as --dialect encoding=cp1252,separator=semicolon"
@@ -37,7 +37,7 @@ class Dialect:
     encoding: str | None = None
     separator: str | None = None
     quote: str | None = None
-    escapes: bool | None = None
+    escapes: bool = False
     carriage: bool | None = None
 
     def completed(self, file_format: str, head: str, first_line: str, rows: Rows) -> Dialect:
@@ -46,15 +46,13 @@ class Dialect:
         quote = self.quote
         if quote is None:
             quote = '"' if file_format == "csv" or _looks_quoted(head, separator) else ""
-        whole = replace(self, separator=separator, quote=quote)
-        return whole if self.escapes is not None else replace(whole, escapes=_looks_escaped(head, whole))
+        return replace(self, separator=separator, quote=quote)
 
     def in_words(self, file_format: str, told: Dialect) -> list[str]:
         """What is special of a table's dialect, and was not said, but told."""
         separator, usual = str(told.separator), _USUAL[file_format]
         said = [] if self.separator or separator == usual else [f"{_name_of(separator)} as the separator"]
-        said += ["fields in quotes"] if self.quote is None and told.quote and file_format == "tsv" else []
-        return said + (["quotes within fields after a backslash"] if self.escapes is None and told.escapes else [])
+        return said + (["fields in quotes"] if self.quote is None and told.quote and file_format == "tsv" else [])
 
 
 PLAIN = Dialect()
@@ -77,7 +75,7 @@ def parse_dialect(words: str | None) -> Dialect:
         _encoding(encoding),
         separator if is_own else _one_of(_SEPARATORS, "separator", separator),
         _one_of(_QUOTES, "quote", quote),
-        _one_of(_ESCAPES, "escape", escape),
+        bool(_one_of(_ESCAPES, "escape", escape)),
         _one_of(_ENDS, "line-end", end),
     )
 
@@ -114,34 +112,6 @@ def _looks_quoted(head: str, separator: str) -> bool:
     doubled ones, as programs write a quote within quotes."""
     fields = [field for line in head.splitlines() for field in line.split(separator)]
     return head.startswith('"') or any(_WITH_DOUBLED.fullmatch(field) for field in fields)
-
-
-def _looks_escaped(head: str, dialect: Dialect) -> bool:
-    """Whether a table that begins so has a backslash before a quote that is text: read so, more rows are right."""
-    if not dialect.quote or f"\\{dialect.quote}" not in head:
-        return False
-    plain, escaped = (_right_rows(head, replace(dialect, escapes=escapes)) for escapes in (False, True))
-    return escaped > plain
-
-
-def _right_rows(head: str, dialect: Dialect) -> int:
-    """How many rows are right before the first one that is not."""
-    lines = head.splitlines(keepends=True)
-    table = csv.reader(
-        lines,
-        delimiter=str(dialect.separator),
-        quotechar=dialect.quote,
-        escapechar="\\" if dialect.escapes else None,
-        strict=True,
-    )
-    count, columns = 0, None
-    with suppress(csv.Error):
-        for fields in table:
-            columns = columns or fields
-            if any(fields[len(columns) :]):
-                break
-            count += 1
-    return count
 
 
 def _name_of(separator: str) -> str:

@@ -78,7 +78,7 @@ def refuse_another(head: bytes, file_format: str, name: str, *, encoded: bool) -
     if not encoded and looks_binary(head):
         raise InputError(
             f"{name} is not {file_format}: it is no text in UTF-8. If it is one in another encoding, give --dialect "
-            "encoding=…"
+            "encoding=…, such as utf-16-le"
         )
 
 

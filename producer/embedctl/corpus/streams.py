@@ -11,8 +11,6 @@ import re
 import shutil
 import sys
 import tempfile
-import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,20 +40,14 @@ _MARKS = {
 }
 #: This much of a file's beginning tells its encoding and its line ends (bytes).
 _HEAD_BYTES = 64 * 1024
-#: Bytes that may be UTF-8 or UTF-16 without a mark are UTF-16 only if this share of them, or more, are control
-#: characters: the higher bytes of the characters, or the lower ones of line ends.
-_LEAST_CONTROLS = 0.2
-#: In UTF-16 of one script that is not East Asian, this share of the higher bytes, or more, are control characters.
-_MOST_OF_HALF = 0.8
-#: A text has less than this share of characters that texts do not hold.
-_MOST_STRANGE = 0.2
 #: What is neither UTF-8 nor in another encoding has at most this share of control characters (of the bytes).
 _MOST_CONTROLS = 0.02
+#: In UTF-16 and UTF-32 without a mark, every other byte of most scripts is a control character: of a text in UTF-8, no
+#: more than this share of the bytes are control characters at odd places beyond those at even ones, or the reverse.
+_MOST_UNEVEN = 0.1
 #: Control characters that texts don't hold, and all of them.
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a"})
 _ALL_CONTROLS = bytes(range(32))
-#: No script has characters beyond this plane, whose number is the second highest byte of UTF-32; the highest is 0.
-_LAST_PLANE = 3
 _LINE_END = re.compile("\r\n?|\n")
 #: The end mark that old DOS tools write, once or up to the end of a block.
 DOS_END = "\x1a"
@@ -177,49 +169,26 @@ class Writing:
 
 
 def _encoding_of(head: bytes) -> str:
-    for mark, encoding in _MARKS.items():
-        if head.startswith(mark):
-            return encoding
-    if len(head) >= 8 and len(units := head[: len(head) & ~3]):
-        if not any(units[3::4]) and max(units[2::4]) <= _LAST_PLANE:
-            return "utf-32-le"
-        if not any(units[::4]) and max(units[1::4]) <= _LAST_PLANE:
-            return "utf-32-be"
-    return _wide_of(head) or "utf-8"
-
-
-def _wide_of(head: bytes) -> str | None:
-    """The UTF-16 of a beginning without a mark; None if it is rather UTF-8, or nothing tells."""
-    if not _count(head, _CONTROLS):
-        return None
-    if _decoded(head, "utf-8") is not None and _count(head, _ALL_CONTROLS) < _LEAST_CONTROLS * len(head):
-        return None
-    found = {}
-    for encoding, first in (("utf-16-le", 1), ("utf-16-be", 0)):
-        text, higher = _decoded(head, encoding, "surrogatepass"), head[first::2]
-        of_one_script = _count(higher, _ALL_CONTROLS) >= _MOST_OF_HALF * len(higher)
-        if text and ("\n" in text or of_one_script) and (strange := _strange(text)) < _MOST_STRANGE:
-            found[strange] = encoding
-    return found[min(found)] if found else None
-
-
-def _strange(text: str) -> float:
-    """How much of a text are no characters that texts hold."""
-    kinds = Counter(unicodedata.category(each) for each in text if each not in "\t\n\v\f\r\x1a\ufeff")
-    return sum(kinds[each] for each in ("Cc", "Cn", "Co", "Cs")) / len(text)
-
-
-def _decoded(head: bytes, encoding: str, errors: str = "strict") -> str | None:
-    """A file's beginning, which may end within a character; None if it has another encoding."""
-    try:
-        return codecs.getincrementaldecoder(encoding)(errors).decode(head)
-    except UnicodeDecodeError:
-        return None
+    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), "utf-8")
 
 
 def looks_binary(head: bytes) -> bool:
-    """Whether a file's beginning is neither UTF-8 nor any text in another encoding that has no mark."""
-    return _count(head, _CONTROLS) > _MOST_CONTROLS * len(head) and _decoded(head, "utf-8") is None
+    """Whether a file's beginning is neither UTF-8 nor a text in an encoding of one byte for each character."""
+    controls = _count(head, _CONTROLS)
+    if controls and abs(_count(head[::2], _ALL_CONTROLS) - _count(head[1::2], _ALL_CONTROLS)) > _MOST_UNEVEN * len(
+        head
+    ):
+        return True
+    return controls > _MOST_CONTROLS * len(head) and not _is_utf_8(head)
+
+
+def _is_utf_8(head: bytes) -> bool:
+    """Whether this is UTF-8, which may end within a character."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _count(data: bytes, some: bytes) -> int:
