@@ -6,21 +6,23 @@ A kept field travels as JSON. The type of its column, which the job notes, tells
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, date, datetime, time, timedelta
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from embedctl.corpus.streams import needs_pyarrow
 
-#: What JSON gave → a value that arrow takes; None if they are the same.
-Restore = Callable[[Any], Any] | None
-#: Kinds of lists.
-_LISTS = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+#: Types whose values JSON has too.
+_OF_JSON = ("null", "boolean", "integer", "floating", "string", "large_string", "string_view")
+#: Types whose values are kept as base64, and as text that arrow reads.
+_BYTES = ("binary", "large_binary", "fixed_size_binary", "binary_view")
+_CAST = ("timestamp", "time", "date", "decimal")
+_UUID = "extension<arrow.uuid>"
+#: A time is read as one of this day.
+_DAY = "1970-01-01T"
 #: Units of time → the digits after the point of a second.
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def type_at(schema: Any, path: str) -> Any:
@@ -57,35 +59,58 @@ def parsed(texts: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def is_known(kind: Any) -> bool:
-    try:
-        restore_of(kind)
-    except TypeError:
-        return False
-    return True
+    """Whether :func:`restored` makes such columns. It makes none that is nested and holds more than JSON does."""
+    types = needs_pyarrow("reading parquet").types
+    if types.is_dictionary(kind):
+        return is_known(kind.value_type)
+    known = any(getattr(types, f"is_{name}")(kind) for name in (*_BYTES, *_CAST, "duration"))
+    return known or str(kind) == _UUID or _is_of_json(kind)
 
 
-def _cast(batch: Any) -> Any:
+def _is_of_json(kind: Any) -> bool:
+    types = needs_pyarrow("reading parquet").types
+    if types.is_dictionary(kind):
+        return _is_of_json(kind.value_type)
+    if kind.num_fields:
+        return not types.is_map(kind) and all(_is_of_json(kind.field(at).type) for at in range(kind.num_fields))
+    return any(getattr(types, f"is_{name}")(kind) for name in _OF_JSON)
+
+
+def restored(values: Sequence[Any], kind: Any) -> Any:
+    """A column of an arrow type of what :func:`kept_fields` made of its values. ArrowException, or an error of Python's
+    types: one is of another type."""
     pyarrow = needs_pyarrow("reading parquet")
-    wanted = [_readable(field.type) for field in batch.schema]
-    if wanted == batch.schema.types:
-        return batch
-    columns = [column.cast(kind) for column, kind in zip(batch.columns, wanted, strict=True)]
-    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    types = pyarrow.types
+    if any(getattr(types, f"is_{name}")(kind) for name in _BYTES):
+        values = [None if each is None else base64.b64decode(each) for each in values]
+    elif str(kind) == _UUID:
+        values = [None if each is None else UUID(each).bytes for each in values]
+    elif types.is_duration(kind):
+        digits = _DIGITS[kind.unit]
+        values = [None if each is None else int(Decimal(str(each)).scaleb(digits)) for each in values]
+    elif types.is_timestamp(kind) or types.is_time(kind):
+        day, zone = ("", kind.tz) if types.is_timestamp(kind) else (_DAY, None)
+        column = pyarrow.array([None if each is None else day + each for each in values], pyarrow.string())
+        return column.cast(pyarrow.timestamp("ns" if kind.unit == "ns" else "us", zone)).cast(kind)
+    elif types.is_date(kind) or types.is_decimal(kind):
+        return pyarrow.array(values, pyarrow.string()).cast(kind)
+    return pyarrow.array(values, kind)
 
 
 def python_rows(batch: Any) -> Iterable[dict[str, Any]]:
     """The rows of a batch as Python's values."""
-    plain = _cast(batch)
+    pyarrow = needs_pyarrow("reading parquet")
+    read_as = [_readable(kind) for kind in batch.schema.types]
+    columns = [column.cast(kind) for column, kind in zip(batch.columns, read_as, strict=True)]
+    names, digits = batch.schema.names, [_digits_of(kind) for kind in batch.schema.types]
     try:
-        rows: Iterable[dict[str, Any]] = plain.to_pylist()
+        rows: Iterable[dict[str, Any]] = pyarrow.RecordBatch.from_arrays(columns, names=names).to_pylist()
     except (ValueError, OverflowError):  # of one value, and the others are right
-        names = plain.schema.names
-        rows = (
-            {name: _python(value) for name, value in zip(names, row, strict=True)}
-            for row in zip(*plain.columns, strict=True)
-        )
-    shown = {each.name: show for each in batch.schema if (show := _shown_of(each.type)) is not None}
-    return ({**row, **{name: show(row[name]) for name, show in shown.items()}} for row in rows) if shown else rows
+        rows = (dict(zip(names, map(_python, row), strict=True)) for row in zip(*columns, strict=True))
+    durations = {name: each for name, each in zip(names, digits, strict=True) if each is not None}
+    if not durations:
+        return rows
+    return ({**row, **{name: _seconds(row[name], each) for name, each in durations.items()}} for row in rows)
 
 
 class OutOfRange:
@@ -97,8 +122,6 @@ def _python(value: Any) -> Any:
     Python has no form for fits nothing, so that only its line is bad."""
     try:
         return value.as_py()
-    except OverflowError:
-        return OutOfRange()
     except UnicodeDecodeError:
         pyarrow = needs_pyarrow("reading parquet")
         if pyarrow.types.is_struct(value.type):
@@ -107,130 +130,27 @@ def _python(value: Any) -> Any:
             return [_python(each) for each in value.values]
         plain = value.value if pyarrow.types.is_dictionary(value.type) else value
         return plain.cast(pyarrow.large_binary()).as_py().decode("utf-8", "surrogateescape")
-
-
-def restore_of(kind: Any) -> Restore:
-    """What makes values of an arrow type of those that :func:`kept_fields` made of them; TypeError if nothing does."""
-    return _within(kind, _restored)
-
-
-def _shown_of(kind: Any) -> Restore:
-    """What makes values of an arrow type of those that a column holds which is read as :func:`_readable` says."""
-    return _within(kind, _shown)
-
-
-def _within(kind: Any, of_leaf: Callable[[Any], Restore]) -> Restore:
-    """What does that to each value inside of one that is nested."""
-    types = needs_pyarrow("reading parquet").types
-    if types.is_dictionary(kind):
-        return _within(kind.value_type, of_leaf)
-    if types.is_struct(kind):
-        return _of_struct({field.name: _within(field.type, of_leaf) for field in kind})
-    if types.is_map(kind):
-        return _of_map(_within(kind.key_type, of_leaf), _within(kind.item_type, of_leaf))
-    if any(getattr(types, f"is_{name}")(kind) for name in _LISTS):
-        inner = _within(kind.value_type, of_leaf)
-        return None if inner is None else _of_list(inner)
-    return of_leaf(kind)
-
-
-def _restored(kind: Any) -> Restore:
-    types = needs_pyarrow("reading parquet").types
-    for check, restore in _LEAVES:
-        if getattr(types, f"is_{check}")(kind):
-            return None if restore is None else _or_null(restore)
-    if str(kind) == "extension<arrow.uuid>":
-        return _or_null(lambda text: UUID(text).bytes)
-    if types.is_timestamp(kind) or types.is_time(kind) or types.is_duration(kind):
-        return _of_time(kind)
-    raise TypeError(kind)
-
-
-def _or_null(restore: Callable[[Any], Any]) -> Restore:
-    return lambda value: None if value is None else restore(value)
-
-
-def _of_list(inner: Callable[[Any], Any]) -> Restore:
-    return _or_null(lambda values: [inner(each) for each in values])
-
-
-def _of_struct(found: Mapping[str, Restore]) -> Restore:
-    inner = {name: each for name, each in found.items() if each is not None}
-    if not inner:
-        return None
-    return _or_null(lambda value: {name: inner[name](each) if name in inner else each for name, each in value.items()})
-
-
-def _of_map(key: Restore, value: Restore) -> Restore:
-    if key is None and value is None:
-        return None
-
-    def pair(each: Any) -> tuple[Any, Any]:
-        return key(each[0]) if key else each[0], value(each[1]) if value else each[1]
-
-    return _or_null(lambda pairs: [pair(each) for each in pairs])
-
-
-def _of_time(kind: Any) -> Restore:
-    types = needs_pyarrow("reading parquet").types
-    if types.is_duration(kind):
-        digits = _DIGITS[kind.unit]
-        return _or_null(lambda seconds: int(Decimal(str(seconds)).scaleb(digits)))
-    if kind.unit == "ns":
-        return _or_null(_nanoseconds)
-    return _or_null(time.fromisoformat if types.is_time(kind) else datetime.fromisoformat)
+    except (OverflowError, ValueError):
+        return OutOfRange()
 
 
 def _readable(kind: Any) -> Any:
-    """The type that a column is read as: that of the column, but text for what Python's own types don't hold."""
+    """The type that a column is read as: text or a whole number for what Python's own types don't hold."""
     pyarrow = needs_pyarrow("reading parquet")
-    types = pyarrow.types
-    if types.is_struct(kind):
-        return pyarrow.struct([pyarrow.field(each.name, _readable(each.type)) for each in kind])
-    if types.is_list(kind):
-        return pyarrow.list_(_readable(kind.value_type))
-    if types.is_large_list(kind):
-        return pyarrow.large_list(_readable(kind.value_type))
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(_readable(kind.value_type), kind.list_size)
-    if types.is_map(kind):
-        return pyarrow.map_(_readable(kind.key_type), _readable(kind.item_type))
-    if types.is_duration(kind):
+    if pyarrow.types.is_duration(kind):
         return pyarrow.int64()
-    return pyarrow.string() if _is_of_nanoseconds(kind) else kind
+    of_nanoseconds = (pyarrow.types.is_timestamp(kind) or pyarrow.types.is_time(kind)) and kind.unit == "ns"
+    return pyarrow.string() if of_nanoseconds else kind
 
 
-def _shown(kind: Any) -> Restore:
+def _digits_of(kind: Any) -> int | None:
+    return _DIGITS[kind.unit] if needs_pyarrow("reading parquet").types.is_duration(kind) else None
+
+
+def _seconds(ticks: int | None, digits: int) -> float | str | None:
     """Seconds; as text, where a number of JSON would lose digits of them."""
-    if not needs_pyarrow("reading parquet").types.is_duration(kind):
+    if ticks is None:
         return None
-    digits = _DIGITS[kind.unit]
-
-    def seconds(ticks: int) -> float | str:
-        exact = Decimal(ticks).scaleb(-digits)
-        number = float(exact)
-        return number if Decimal(str(number)) == exact else str(exact)
-
-    return _or_null(seconds)
-
-
-def _is_of_nanoseconds(kind: Any) -> bool:
-    types = needs_pyarrow("reading parquet").types
-    return bool(types.is_timestamp(kind) or types.is_time(kind)) and kind.unit == "ns"
-
-
-def _nanoseconds(text: str) -> int:
-    """Since 1970 in UTC, or since midnight, of a time as arrow writes it."""
-    whole, _, rest = text.partition(".")
-    if whole[2:3] == ":":
-        whole = f"1970-01-01 {whole}"
-    moment = datetime.fromisoformat(whole + rest[9:])
-    return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) // timedelta(seconds=1) * 10**9 + int(rest[:9])
-
-
-_LEAVES: tuple[tuple[str, Callable[[Any], Any] | None], ...] = (
-    *((name, None) for name in ("null", "boolean", "integer", "floating", "string", "large_string", "string_view")),
-    *((name, base64.b64decode) for name in ("binary", "large_binary", "fixed_size_binary", "binary_view")),
-    ("decimal", Decimal),
-    ("date", date.fromisoformat),
-)
+    exact = Decimal(ticks).scaleb(-digits)
+    number = float(exact)
+    return number if Decimal(str(number)) == exact else str(exact)

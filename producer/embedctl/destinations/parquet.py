@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.corpus.column_types import parsed, restore_of
+from embedctl.corpus.column_types import parsed, restored
 from embedctl.corpus.digests import NO_DIGEST
 from embedctl.corpus.kept import TEXT_SHA256, TOKENS
 from embedctl.destinations.interface import ABOUT
@@ -210,7 +210,6 @@ class KeptColumns:
     def __init__(self, names: Sequence[str], of_corpus: Mapping[str, str] | None = None) -> None:
         self._seen: dict[str, set[str]] = {name: set() for name in names}
         self._of_corpus = parsed(of_corpus)
-        self._restore = {name: restore_of(kind) for name, kind in self._of_corpus.items()}
         self._types = self._types_of_all()
 
     def widened_by(self, rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -245,9 +244,8 @@ class KeptColumns:
         dtype = self._types[name]
         if name not in self._of_corpus:
             return pa.array([_value(value, dtype) for value in values], dtype)
-        restore = self._restore[name]
         with _of_column(name):
-            return pa.array(values if restore is None else [restore(value) for value in values], dtype)
+            return restored(values, dtype)
 
     def _types_of_all(self) -> dict[str, pa.DataType]:
         return {name: self._of_corpus.get(name) or _type_of(seen - {"null"}) for name, seen in self._seen.items()}

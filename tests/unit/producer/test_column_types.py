@@ -33,10 +33,10 @@ COLUMNS: list[tuple[Any, Any]] = [
     (pa.decimal128(5, 2), Decimal("1.10")),
     (pa.decimal256(50, 3), Decimal("1.100")),
     (pa.date32(), date(2026, 1, 2)),
-    (pa.time32("ms"), time(3, 4, 5)),
+    (pa.time32("ms"), time(3, 4, 5, 6000)),
     (pa.time64("us"), time(3, 4, 5, 6)),
     (pa.time64("ns"), 3_000_000_001),
-    (pa.timestamp("ms"), MOMENT.replace(microsecond=0)),
+    (pa.timestamp("ms"), MOMENT.replace(microsecond=6000)),
     (pa.timestamp("us"), MOMENT),
     (pa.timestamp("us", "Europe/Berlin"), MOMENT.replace(tzinfo=UTC)),
     (pa.timestamp("ns"), 1_767_323_045_000_000_001),
@@ -44,17 +44,11 @@ COLUMNS: list[tuple[Any, Any]] = [
     (pa.duration("ms"), timedelta(milliseconds=1500)),
     (pa.duration("us"), 2**63 - 1),
     (pa.duration("ns"), 1_234_567_891_234_567),
-    (pa.list_(pa.duration("ns")), [-7, None]),
     (pa.list_(pa.dictionary(pa.int32(), pa.string())), ["a", "b"]),
-    (pa.large_list(pa.timestamp("ns")), [1_767_323_045_000_000_001]),
-    (pa.map_(pa.string(), pa.time64("ns")), [("k", 1)]),
     (pa.uuid(), bytes(15) + b"\5"),
-    (pa.list_(pa.date32()), [date(2026, 1, 2), None]),
-    (pa.list_(pa.timestamp("ns")), [1, None]),
     (pa.large_list(pa.int32()), [1]),
     (pa.list_(pa.float32(), 2), [1.5, 2.5]),
-    (pa.struct([("d", pa.decimal128(5, 2)), ("n", pa.list_(pa.binary()))]), {"d": Decimal("1.10"), "n": [b"\xff"]}),
-    (pa.map_(pa.string(), pa.date32()), [("k", date(2026, 1, 2))]),
+    (pa.struct([("d", pa.float64()), ("n", pa.list_(pa.string()))]), {"d": 1.5, "n": ["a", None]}),
 ]
 
 
@@ -71,6 +65,17 @@ def test_a_kept_column_comes_out_as_it_was(tmp_path: Path, kind: Any, value: Any
     (found,) = columns.arrays(rows)
     assert found.type == pq.read_schema(tmp_path / "c.parquet").field("k").type == kind
     assert found.equals(column)
+
+
+def test_what_is_nested_and_is_no_json_comes_out_as_text(tmp_path: Path) -> None:
+    kinds = {"d": pa.list_(pa.date32()), "t": pa.struct([("at", pa.timestamp("us"))])}
+    values = {"d": [[date(2026, 1, 2), None]], "t": [{"at": MOMENT}]}
+    columns = {name: pa.array(values[name], kind) for name, kind in kinds.items()}
+    pq.write_table(pa.table({"text": ["a"], **columns}), tmp_path / "c.parquet")
+    corpus = open_corpus(str(tmp_path / "c.parquet"), rows=Rows(100, keep=("d", "t")))
+    assert corpus.column_types() == {}
+    (record,) = corpus.records()
+    assert json.loads(record.kept or b"") == {"d": ["2026-01-02", None], "t": {"at": MOMENT.isoformat()}}
 
 
 def test_a_time_beyond_pythons_years_costs_its_line_alone(tmp_path: Path) -> None:
