@@ -60,16 +60,15 @@ def complete_argument(ctx: click.Context, parameter: click.Parameter, incomplete
 
 
 def _jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    from embedctl.store.job_ids import is_beginning, newest_first
+    from embedctl.store.job_ids import newest_first
 
     broker = _broker(ctx)
 
-    def newest(beginning: str, fits: Callable[[str, str], bool]) -> list[str]:
-        ids = chain.from_iterable(newest_first(broker.connection, beginning))
+    def newest(fits: Callable[[str, str], bool]) -> list[str]:
+        ids = chain.from_iterable(newest_first(broker.connection))
         return list(islice((job_id for job_id in ids if fits(job_id, incomplete)), _OFFERED))
 
-    found = newest(incomplete, str.startswith) if is_beginning(incomplete) else []
-    jobs = broker.jobs.find(found or newest("", str.endswith))
+    jobs = broker.jobs.find(newest(str.startswith) or newest(str.endswith))
     return [
         CompletionItem(job.id, help=printable(f"{job.state}, {job.records:,} records, {job.model}")) for job in jobs
     ]
