@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -17,7 +16,6 @@ from click.core import ParameterSource
 from embedctl.corpus import unique
 from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, URLS, BatchCorpus, is_batch, url_of
 from embedctl.corpus.dialect import parse_dialect
-from embedctl.corpus.inputs import SUFFIXES
 from embedctl.corpus.pieces import check_splitting, pieces_of
 from embedctl.corpus.reading import Corpus, open_corpus
 from embedctl.corpus.records import Record
@@ -45,7 +43,6 @@ OPTIONS = (
     "skip_bad_lines",
     "limit",
 )
-_UNPACKERS = {".gz": " | gunzip", ".bz2": " | bunzip2", ".xz": " | unxz", ".zst": " | zstd -dc"}
 
 
 @dataclass(slots=True)
@@ -228,21 +225,11 @@ def refuse_addresses(paths: Iterable[str], command: str | None) -> None:
     """Raise InputError if a path of this subcommand is an address."""
     for path in paths:
         if found := _SCHEME.match(path):
+            reader = _READERS.get(found[1].lower())
+            advice = f"Pipe it: {reader.format(shlex.quote(path))} | embedctl {command} - --format …" if reader else ""
             raise InputError(
-                f"{path} is not a file, and embedctl downloads nothing. {_advice(path, found[1], command)}"
+                f"{path} is not a file, and embedctl downloads nothing. {advice or 'Give the path of a file'}"
             )
-
-
-def _advice(address: str, scheme: str, command: str | None) -> str:
-    reader = _READERS.get(scheme.lower())
-    if reader is None:
-        return "Give the path of a file"
-    place, dot, last = urlsplit(address).path.lower().rpartition(".")
-    unpacker = _UNPACKERS.get(dot + last, "")
-    suffix = "." + place.rpartition(".")[2] if unpacker else dot + last
-    chosen = SUFFIXES.get(suffix, "jsonl")
-    flag = "" if chosen == "jsonl" else f" --format {chosen}"
-    return f"Pipe it: {reader.format(shlex.quote(address))}{unpacker} | embedctl {command} -{flag} …"
 
 
 def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:

@@ -249,10 +249,8 @@ def test_a_check_of_standard_input_finds_another_format_and_takes_nothing(monkey
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("HTTP://x.org/c.csv?a=1&b=2", "curl -sSL 'HTTP://x.org/c.csv?a=1&b=2' | embedctl run - --format csv …"),
-        ("https://x.org/c.txt.gz", "curl -sSL https://x.org/c.txt.gz | gunzip | embedctl run - --format txt …"),
-        ("s3://b/c.parquet", "aws s3 cp s3://b/c.parquet - | embedctl run - --format parquet …"),
-        ("gs://b/c", "gcloud storage cat gs://b/c | embedctl run - …"),
+        ("HTTP://x.org/c.csv?a=1&b=2", "curl -sSL 'HTTP://x.org/c.csv?a=1&b=2' | embedctl run - --format …"),
+        ("s3://b/c.parquet", "aws s3 cp s3://b/c.parquet - | embedctl run - --format …"),
         ("file:///c.jsonl", "Give the path of a file"),
     ],
 )
