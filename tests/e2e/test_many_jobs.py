@@ -114,7 +114,7 @@ def test_list_says_how_far_jobs_are_and_what_it_leaves_out(here: Here, ended: En
         assert [job["id"] for job in json.loads(here.embedctl("list", *option, "--json").stdout)] == [chosen]
     short = here.embedctl("list", "--limit", "1")
     assert len(short.stdout.splitlines()) == 2
-    assert short.stderr == "… and 2 more; --limit 3 shows all\n"
+    assert short.stderr == "… and more; --limit 2 shows more\n"
     assert here.embedctl("list", "--limit", "3").stderr == ""
     assert json.loads(here.embedctl("list", "--state", "failed", "--json").stdout) == []
 

@@ -32,7 +32,7 @@ _COLUMNS = (
 )
 #: Jobs whose rows are made at once.
 _PAGE = 200
-#: Where there are filters, the jobs that are left out are looked for among this many.
+#: Jobs that are left out are looked for among this many.
 _LOOKED_AT = 1000
 
 
@@ -67,7 +67,7 @@ def list_jobs(
 ) -> None:
     """Show the jobs in Redis, or those of the key's tenant in a gateway, newest first."""
     broker = Broker.shared(load_settings())
-    filtered = bool(states or models or classes or tenants) or broker.remote is not None  # which counts none
+    filtered = bool(states or models or classes or tenants)
     # One more job than is shown tells whether there are more. Filters may leave out many.
     jobs = broker.jobs.newest() if filtered else broker.jobs.newest(limit + 1)
 
@@ -80,23 +80,8 @@ def list_jobs(
         _print_json(broker, shown)
     else:
         _print_table(shown, broker.connection.about_now_ms() / 1000)
-    first = next(jobs, None)
-    if first is None:
-        return
-    if filtered:
-        older = [first, *islice(jobs, _LOOKED_AT - 1)]
-        _print_left_out(sum(map(fits, older)), limit, exact=len(older) < _LOOKED_AT)
-    else:
-        _print_left_out(broker.jobs.count() - limit, limit, exact=True)
-
-
-def _print_left_out(count: int, limit: int, *, exact: bool) -> None:
-    if exact and count > 0:
-        click.echo(f"… and {count:,} more; --limit {limit + count} shows all", err=True)
-    elif not exact:
-        click.echo(
-            f"… and {f'at least {count:,}' if count else 'perhaps'} more; --limit {2 * limit} shows more", err=True
-        )
+    if any(map(fits, islice(jobs, _LOOKED_AT))):
+        click.echo(f"… and more; --limit {2 * limit} shows more", err=True)
 
 
 def _print_json(broker: Broker, jobs: Iterator[JobStatus]) -> None:

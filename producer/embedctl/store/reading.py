@@ -139,11 +139,6 @@ class JobReader:
         mine = (None, tenant.encode()) if tenant == tenants.DEFAULT else (tenant.encode(),)
         return self.find([job_id for job_id, whose in zip(ids, found, strict=True) if whose in mine]), place
 
-    def count(self) -> int:
-        """How many jobs the list of all jobs names; some of them may be gone."""
-        with self._connection.client() as client:
-            return int(client.zcard(keys.JOBS))
-
     def newest_ids(self, limit: int) -> list[str]:
         """The ids of the last jobs, the newest first; some of the jobs may be gone."""
         return list(islice(chain.from_iterable(job_ids.newest_first(self._connection, size=limit)), limit))
