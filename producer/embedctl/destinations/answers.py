@@ -149,6 +149,8 @@ class Answers:
 
     def of(self, chunk: ChunkVectors) -> Iterator[Answer]:
         """The lines of the requests that are complete with this chunk."""
+        if not len(chunk.positions):
+            return  # of a job that was ended, and so without vectors of any kind
         errors = {error.position: error for error in chunk.errors}
         vectors = chunk.of(self._output)
         assert vectors is not None, "a result has what its job asks for"

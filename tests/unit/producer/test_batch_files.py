@@ -23,6 +23,7 @@ from embedctl.destinations.writer import Content
 from embedctl.store import JobState, JobStatus
 from embedctl.waiting.results import ChunkVectors, FailedRecord, no_records
 from embedctl_config.errors import BatchFileError, InputError, JobLost, JobNotFound
+from embedctl_config.outputs import Output
 from embedctl_config.wire import ErrorCode, RecordKind
 
 #: Published by vLLM for its own command (vllm-project/vllm, pull request 7132).
@@ -445,6 +446,11 @@ def test_each_request_has_one_line_after_a_fetch_that_died_too(tmp_path: Path) -
     order = [[json.loads(line)["custom_id"] for line in (tmp_path / name).read_text().splitlines()] for name in names]
     assert order == [["a", "c", "e", "o", "q"], ["b", "d", "n", "p", "z"]]
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("kind", Output)
+def test_a_chunk_that_was_not_encoded_has_no_answers(kind: Output) -> None:
+    assert lines_of(no_records(0), answers=answers_of(options={"vectors": [kind]})) == []
 
 
 def test_no_file_of_errors_is_left_where_none_failed(tmp_path: Path) -> None:
