@@ -102,6 +102,7 @@ class LanceTable(Destination):
             self._table = self._opened(contract)
             if self._table is None:
                 return False
+            version = self._table.version  # before it is looked at: another program may add rows at any time
             holds_rows: bool = self._table.count_rows() > 0
             facts = {key.decode(): value.decode() for key, value in (self._table.schema.metadata or {}).items()}
             found = Contract.from_json(facts.get(_CONTRACT, ""))
@@ -117,7 +118,7 @@ class LanceTable(Destination):
             self._sync()
             self._is_new = not holds_rows
             if self._is_new:  # a table that was not read is added to in less time
-                self._version, self._hashes = self._table.version, np.empty(0, np.int64)
+                self._version, self._hashes = version, np.empty(0, np.int64)
             return holds_rows
 
     def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:

@@ -7,12 +7,12 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from embedctl.destinations import lancedb, writing
-from embedctl.destinations.interface import Batch
 from embedctl.destinations.lancedb import LanceTable
 from embedctl.destinations.registry import destination_of
 from embedctl_config.errors import DestinationUnavailable, OutputError
@@ -110,24 +110,25 @@ def add_as_another_program(in_lance: Lance, label: str) -> None:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-@pytest.mark.parametrize("when", ["before a batch", "within a batch"])
+@pytest.mark.parametrize("when", ["as it is opened", "before a batch", "within a batch"])
 def test_another_programs_rows_are_not_doubled(
     in_lance: Lance, monkeypatch: pytest.MonkeyPatch, when: str, *, is_new: bool
 ) -> None:
-    rows, added, real = batch(["a", "b"]), [*"a"], LanceTable._rows
+    step = "_sync" if when == "as it is opened" else "_rows"
+    rows, added, real = batch(["a", "b"]), [*"a"], getattr(LanceTable, step)
     there = [] if is_new else [batch(["there"])]
     written(in_lance, *there)
 
-    def made(self: LanceTable, given: Batch) -> object:
+    def made(*given: Any) -> object:
         while added:
             add_as_another_program(in_lance, added.pop())
-        return real(self, given)
+        return real(*given)
 
+    monkeypatch.setattr(LanceTable, step, made)
     with in_lance.delivery() as destination:
         if when == "before a batch":
             add_as_another_program(in_lance, added.pop())
             assert destination.sources(["a"]) == {"a": None}
-        monkeypatch.setattr(LanceTable, "_rows", made)
         destination.write(rows)
     assert_holds(in_lance, *there, rows)
 
