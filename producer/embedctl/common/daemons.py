@@ -38,7 +38,7 @@ class DaemonThreads(Executor):
         self._each = most if each is None else each
         self._name = name
         self._work: SimpleQueue[_Work] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._idle = self._begun = 0
         #: Client → its work that is done or next, and what waits for that to end.
         self._at_once: Counter[str] = Counter()
@@ -66,6 +66,11 @@ class DaemonThreads(Executor):
         with self._lock:
             is_free = self._idle > 0 or self._begun < self._most
             return is_free and (not (whose := doing_for.get()) or self._at_once[whose] < self._each)
+
+    def submit_if_room(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any] | None:
+        """As :meth:`submit`, if the work begins now; otherwise None, and it is not done."""
+        with self._lock:  # another thread may not take the room in between
+            return self.submit(fn, *args) if self.has_room() else None
 
     def _run(self) -> None:
         while True:

@@ -272,8 +272,7 @@ def in_own_thread(work: Callable[[], T]) -> Future[T]:
 def if_few_wait(work: Callable[[], T]) -> Future[T] | None:
     """Wait for something in a thread of its own, which hears of it sooner than the one that hears for all tasks; None,
     and nothing is done, if enough threads do."""
-    threads = _waiting_threads()
-    return threads.submit(copy_context().run, work) if threads.has_room() else None
+    return _waiting_threads().submit_if_room(copy_context().run, work)
 
 
 def _order(event_id: str) -> tuple[int, int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
 from typing import Any
+
+import pytest
 
 from embedctl.common.daemons import DaemonThreads, doing_for, for_nobody
 from tests.support.waiting import eventually
@@ -45,3 +47,18 @@ def test_work_for_all_is_no_clients() -> None:
     context.run(doing_for.set, "eve")
     assert context.run(lambda: for_nobody().run(doing_for.get)) == ""
     assert context.run(doing_for.get) == "eve"
+
+
+def test_room_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, over, has_room = DaemonThreads(1, "shared"), threading.Event(), DaemonThreads.has_room
+
+    def slowly(self: DaemonThreads) -> bool:
+        found = has_room(self)
+        over.wait(0.1)
+        return found
+
+    monkeypatch.setattr(DaemonThreads, "has_room", slowly)
+    with ThreadPoolExecutor(3) as callers:
+        given = [callers.submit(threads.submit_if_room, over.wait, 60) for _ in range(3)]
+    over.set()
+    assert sorted(each.result() is None for each in given) == [False, True, True]
