@@ -201,8 +201,9 @@ def test_a_batch_ends(
     with client_of(gateway) as client, monkeypatch.context() as patched:
         scene = Scene(client, here.raw, patched)
         happened = before(scene, moment, event)
-        scene.file_id = upload(client, lines_of(["one", "two", "three"]))
-        scene.batch_id = create(client, scene.file_id).id
+        url = "/pooling" if moment == "winding up" else "/v1/embeddings"
+        scene.file_id = upload(client, lines_of(["one", "two", "three"], url))
+        scene.batch_id = create(client, scene.file_id, url).id
         scene.made = here.raw.hgetall(scene.name)
         scene.made.pop(b"runner", None)
         scene.is_set.set()
