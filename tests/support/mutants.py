@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCER, CONFIG = "producer/embedctl", "config/embedctl_config"
 MODULES = (
     f"{CONFIG}/retry.py",
-    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "destinations/*", "retrying", "waiting", "listening", "retry")),
+    *(f"{PRODUCER}/{each}.py" for each in ("store/*", "destinations/*", "waiting/*", "queueing/*")),
 )
 TESTS = (
     "tests/unit/producer",
@@ -91,6 +91,8 @@ def sample(size: int, seed: int) -> list[Mutant]:
     from cosmic_ray.commands.init import _all_work_items
 
     by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+    if missing := [pattern for pattern in MODULES if not list(ROOT.glob(pattern))]:
+        raise click.ClickException(f"no file is {', '.join(missing)}")
     files = sorted(file for pattern in MODULES for file in ROOT.glob(pattern))
     for item in _all_work_items(files, {}):
         (spec,) = item.mutations
