@@ -31,8 +31,8 @@ _LONGEST_PAUSE_S = 10.0
 _MOST_ADDRESSES = 10_000
 log = logging.getLogger(__name__)
 
-#: A key in the bytes of a request's head.
-_KEY = re.compile(rb"\nauthorization:[ \t]*bearer[ \t]+([!-~]+)", re.IGNORECASE)
+#: A key in the bytes of a request's head, of which so many are searched: anybody may send them, before a turn.
+_KEY, _SEARCHED = re.compile(rb"\nauthorization:[ \t]*+bearer[ \t]++([!-~]+)", re.IGNORECASE), 8 * 1024
 #: The file of keys is read this often at most (seconds).
 _LOOK_S = 0.5
 
@@ -114,7 +114,7 @@ class Access:
 
     def tenant_of(self, head: bytes) -> str:
         """The tenant of the right key in the bytes of a request's head, not parsed yet; empty if there is none."""
-        shown = _KEY.search(head) if self._keys is not None else None
+        shown = _KEY.search(head, 0, _SEARCHED) if self._keys is not None else None
         found = self._keys.find(shown[1].decode()) if shown and self._keys is not None else None
         return found.tenant if found else ""
 

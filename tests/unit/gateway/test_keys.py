@@ -225,3 +225,10 @@ def test_guesses_wait_by_their_address() -> None:
     for number in range(20_000):
         guesses.pause_s(f"10.0.{number // 256}.{number % 256}")
     assert len(guesses._paid_at) == 10_000
+
+
+@pytest.mark.parametrize(("before", "is_found"), [(b"a", True), (b"a" * 8192, False)])
+def test_no_more_of_a_head_is_searched_for_a_key_than_most_have(path: Path, before: bytes, *, is_found: bool) -> None:
+    """Whoever sends the rest takes the time of those who wait for their turns."""
+    head = b"GET / HTTP/1.1\r\nx: %b\r\nAuthorization: bearer %b\r\n\r\n" % (before, add_key(path, "a", "bob").encode())
+    assert Access(Settings(gateway_keys_file=str(path))).tenant_of(head) == "bob" * is_found
