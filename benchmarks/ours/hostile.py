@@ -11,7 +11,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -85,6 +85,13 @@ class Attacker:
             await self.reader.readexactly(size + 2)
         await self.reader.readline()
 
+    async def ask_at_once(self, requests: Iterable[bytes]) -> None:
+        """Requests that do not wait for one another's answers."""
+        sent = [*requests]
+        await self.send(b"".join(sent))
+        for _ in sent:
+            await self.answer()
+
     async def trickle(self, first: bytes) -> None:
         await self.send(first)
         while not self.reader.at_eof():
@@ -92,28 +99,7 @@ class Attacker:
             await self.send(b"x")
 
 
-async def slow_headers(one: Attacker) -> None:
-    await one.trickle(b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\nx: ")
-
-
-async def slow_bodies(one: Attacker) -> None:
-    await one.trickle(one.request("POST", "/v1/embeddings", b"{", "content-length: 60000"))
-
-
-async def large_json(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", body("large"))
-
-
-async def deep_json(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", body("deep"))
-
-
-async def many_fields(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", body("fields"))
-
-
-async def nested_small_json(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", body("nested"))
+Attack = Callable[[Attacker], Awaitable[None]]
 
 
 async def never_read(one: Attacker) -> None:
@@ -123,20 +109,9 @@ async def never_read(one: Attacker) -> None:
     await asyncio.sleep(30)
 
 
-async def slow_uploads(one: Attacker) -> None:
-    begin = one.request(
-        "POST", "/v1/files", b"--b\r\n", "content-type: multipart/form-data; boundary=b", "content-length: 100000"
-    )
-    await one.trickle(begin)
-
-
 async def endless_forms(one: Attacker) -> None:
     form = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
-    await one.send(
-        one.request(
-            "POST", "/v1/files", b"", "content-type: multipart/form-data; boundary=b", "transfer-encoding: chunked"
-        )
-    )
+    await one.send(one.request("POST", "/v1/files", b"", _FORM, "transfer-encoding: chunked"))
     await one.send(b"%x\r\n%b\r\n" % (len(form), form))
     while not one.reader.at_eof():
         await one.send(b"10000\r\n" + bytes(65536) + b"\r\n")
@@ -150,70 +125,47 @@ async def many_connections(one: Attacker) -> None:
         writer.close()
 
 
-async def huge_headers(one: Attacker) -> None:
-    await one.ask("GET", "/v1/models", b"", *["a:b"] * 6000)
-
-
-async def bombs(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", body("bomb"), "content-encoding: gzip")
-
-
 async def single_bytes(one: Attacker) -> None:
-    asked = [
-        one.request("GET", f"/v1/files/{one.target.file_id}/content", b"", f"range: bytes={at}-{at}")
-        for at in range(50)
-    ]
-    await one.send(b"".join(asked))
-    for _ in asked:
-        await one.answer()
-
-
-async def pipelined(one: Attacker) -> None:
-    await one.send(one.request("GET", "/v1/models") * 400)
-    for _ in range(400):
-        await one.answer()
-
-
-async def strangers(one: Attacker) -> None:
-    await one.send(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50)
-    for _ in range(50):
-        await one.answer()
-
-
-async def listings(one: Attacker) -> None:
-    await one.ask("GET", "/v1/files?limit=10000")
-
-
-async def floods(one: Attacker) -> None:
-    await one.ask("POST", "/v1/embeddings", json.dumps({"model": "dummy", "input": str(random.random())}).encode())
+    path = f"/v1/files/{one.target.file_id}/content"
+    await one.ask_at_once(one.request("GET", path, b"", f"range: bytes={at}-{at}") for at in range(50))
 
 
 async def batches(one: Attacker) -> None:
-    fields = json.dumps({"input_file_id": one.target.file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"})
-    await one.ask("POST", "/v1/batches", fields.encode())
+    fields = {"input_file_id": one.target.file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    await one.ask("POST", "/v1/batches", json.dumps(fields).encode())
     await asyncio.sleep(5)
 
 
-ATTACKS: tuple[Callable[[Attacker], Awaitable[None]], ...] = (
-    slow_headers,
-    slow_bodies,
-    large_json,
-    deep_json,
-    many_fields,
-    nested_small_json,
-    never_read,
-    slow_uploads,
-    endless_forms,
-    many_connections,
-    huge_headers,
-    bombs,
-    single_bytes,
-    pipelined,
-    strangers,
-    listings,
-    floods,
-    batches,
-)
+def _embeds(name: str, *headers: str) -> Attack:
+    """Sends a body again and again."""
+    return lambda one: one.ask("POST", "/v1/embeddings", body(name), *headers)
+
+
+_FORM = "content-type: multipart/form-data; boundary=b"
+ATTACKS: Mapping[str, Attack] = {
+    "slow_headers": lambda one: one.trickle(b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\nx: "),
+    "slow_bodies": lambda one: one.trickle(one.request("POST", "/v1/embeddings", b"{", "content-length: 60000")),
+    "large_json": _embeds("large"),
+    "deep_json": _embeds("deep"),
+    "many_fields": _embeds("fields"),
+    "nested_small_json": _embeds("nested"),
+    "never_read": never_read,
+    "slow_uploads": lambda one: one.trickle(
+        one.request("POST", "/v1/files", b"--b\r\n", _FORM, "content-length: 100000")
+    ),
+    "endless_forms": endless_forms,
+    "many_connections": many_connections,
+    "huge_headers": lambda one: one.ask("GET", "/v1/models", b"", *["a:b"] * 6000),
+    "bombs": _embeds("bomb", "content-encoding: gzip"),
+    "single_bytes": single_bytes,
+    "pipelined": lambda one: one.ask_at_once([one.request("GET", "/v1/models")] * 400),
+    "strangers": lambda one: one.ask_at_once([b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"] * 50),
+    "listings": lambda one: one.ask("GET", "/v1/files?limit=10000"),
+    "floods": lambda one: one.ask(
+        "POST", "/v1/embeddings", json.dumps({"model": "dummy", "input": str(random.random())}).encode()
+    ),
+    "batches": batches,
+}
 
 
 def hostile(clients: int = 50, seconds: int = 8, turns: int = 3, attack: str = "", files: int = 2000) -> Figures:
@@ -249,7 +201,7 @@ def hostile(clients: int = 50, seconds: int = 8, turns: int = 3, attack: str = "
 def hostile_kinds(clients: int = 50, seconds: int = 5, turns: int = 2) -> Figures:
     """The same beside clients of one kind only, of each kind in turn."""
     found: Figures = {}
-    for kind in (each.__name__ for each in ATTACKS):
+    for kind in ATTACKS:
         figures = hostile(clients, seconds, turns, kind, 2000 if kind == "listings" else 20)
         found |= {f"{kind}: {name}": figures[name] for name in ("alone_p99_ms", "beside_p99_ms", "p99_ratio")}
         found |= {f"{kind}: {name}": figures[name] for name in ("gateway_cpus", "attackers_cpus")}
@@ -312,7 +264,7 @@ def _own_file(port: int, key: str, files: int) -> str:
 def _attack(target: Target, clients: int, attack: str, attacking: Event) -> None:
     """In a process of its own, which gives way to all others: attackers have their own machines."""
     give_way(19)
-    chosen = [each for each in ATTACKS if not attack or each.__name__ == attack]
+    chosen = [ATTACKS[attack]] if attack else [*ATTACKS.values()]
 
     async def attackers() -> None:
         await asyncio.gather(*(_again(chosen[number % len(chosen)], target, attacking) for number in range(clients)))
@@ -320,7 +272,7 @@ def _attack(target: Target, clients: int, attack: str, attacking: Event) -> None
     asyncio.run(attackers())
 
 
-async def _again(attack: Callable[[Attacker], Awaitable[None]], target: Target, attacking: Event) -> None:
+async def _again(attack: Attack, target: Target, attacking: Event) -> None:
     while True:
         while not attacking.is_set():
             await asyncio.sleep(0.1)
