@@ -20,7 +20,7 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.report import Report
 from embedctl_workers.backends.onnx import graphs
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
-from embedctl_workers.backends.onnx.export import EXPORTERS
+from embedctl_workers.backends.onnx.export import export
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.onnx.recipe import ONNX_INT8, reduced_range
 from embedctl_workers.building.manifests import accuracy_of, origin_of, report_of
@@ -34,7 +34,7 @@ _INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
 #: The instruction sets that decide the speed.
 _SPEED_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
 #: The packages that affect a graph.
-PACKAGES = ("onnx", "onnxruntime", "optimum", "optimum-onnx")
+PACKAGES = ("onnx", "onnxruntime")
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
     files, host, folder = read_request(request)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         builder = _Builder(files, host, Path(scratch), say)
-        best = builder.best(request["kind"], request["exporter"])
+        best = builder.best(request["kind"])
         best.backend.close()
         for path in best.folder.iterdir():
             shutil.move(path, folder / path.name)
@@ -70,11 +70,11 @@ class _Builder:
         self._scratch = scratch
         self._say = say
 
-    def best(self, kind: str, exporter: str) -> Candidate:
+    def best(self, kind: str) -> Candidate:
         """The graph of a kind; a ModelError if in fp32 it does not give the model's vectors."""
         plain = self._new("plain")
-        self._say(f"exporting with {exporter} exporter")
-        EXPORTERS[exporter](self._files, plain)
+        self._say("exporting")
+        export(self._files, plain)
         self._say("comparing with torch")
         exact = self._candidate(plain, OnnxBackend, _FP32)
         if not exact.report.passed:
