@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -52,11 +52,6 @@ def importing(outcome: Any) -> Callable[[str], Any]:
         ),
         (RuntimeError("The package you are trying to install\nis only a placeholder"), WorkerError, "can't be loaded"),
         (ModuleType("tensorrt"), WorkerError, "is a placeholder: install tensorrt with its libraries"),
-        (
-            SimpleNamespace(Builder=None, OnnxParser=None, __version__="10.15.1.29"),
-            WorkerError,
-            r"TensorRT 10.15.1.29 is too old, 10.16 or later is needed",
-        ),
     ],
 )
 def test_what_is_missing_of_tensorrt_is_said_in_one_line(

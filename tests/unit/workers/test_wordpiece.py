@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from embedctl_config.errors import ModelError
-from embedctl_workers.arrays import tokenizing
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Tokens
 from embedctl_workers.machine.host import Host
@@ -298,26 +295,3 @@ def test_a_compiled_tokenizer_that_differs_is_not_used(
     monkeypatch.setattr(load_module, "noted", lambda *_: None)
     assert fast_tokenizer_for(tokenizer_of("uncased"), Host(1, cache)) is None
     assert "differs from the library" in caplog.text
-
-
-def test_a_library_that_forgets_what_it_cuts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tokenizers 0.23.1 and 0.23.2 leave the end of a long text out of `overflowing`."""
-
-    class Forgetful:
-        pre_tokenizer: Any = None
-
-        def __init__(self, _: Any) -> None: ...
-
-        def enable_truncation(self, _: int) -> None: ...
-
-        def encode_batch_fast(self, texts: list[str]) -> list[Any]:
-            return [SimpleNamespace(overflowing=[["a"]]) for _ in texts]
-
-    tokenizer = tokenizer_of("uncased")
-    monkeypatch.setattr(tokenizing, "Tokenizer", Forgetful)
-    tokenizing._forgets_what_it_cuts.cache_clear()
-    try:
-        with pytest.raises(ModelError, match="forgets the end of a text"):
-            TextTokenizer(tokenizer, max_tokens=9, columns=COLUMNS)
-    finally:
-        tokenizing._forgets_what_it_cuts.cache_clear()

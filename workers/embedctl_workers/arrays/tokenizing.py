@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Protocol, Self
 
 import numpy as np
-import tokenizers
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
+from tokenizers import Encoding, Tokenizer
 
-from embedctl_config.errors import ModelError
 from embedctl_workers.arrays.tokens import Ragged, Rows, Side, Tokens, Windows, in_order_of_windows
 
 #: Input of a model → attribute of an encoding.
@@ -44,8 +42,6 @@ class FastTokenizer(Protocol):
 class TextTokenizer:
     """A tokenizer that cuts at a model's maximum length and counts what it cuts off; it never pads.
 
-    A ModelError if this release of the library forgets tokens that it cuts off.
-
     Args:
         tokenizer: is copied; its own truncation and padding do not apply.
         max_tokens: most tokens of a text, special ones included.
@@ -64,11 +60,6 @@ class TextTokenizer:
         keep: Side = "left",
         fast: FastTokenizer | None = None,
     ) -> None:
-        if _forgets_what_it_cuts():
-            raise ModelError(
-                f"tokenizers {tokenizers.__version__} forgets the end of a text that is too long, so neither --long "
-                "mean nor the count of lost tokens would be right: pip install 'tokenizers>=0.23.3'"
-            )
         self._tokenizer = _cutting(tokenizer, max_tokens, keep)
         self._keep = keep
         self._max_tokens = max_tokens
@@ -143,16 +134,6 @@ class TextTokenizer:
         order = 1 if self._keep == "left" else -1
         parts, text = in_order_of_windows([[each, *each.overflowing][::order] for each in encodings])
         return Windows(self._tokens(parts), text, np.array([_content(part) for part in parts], np.int64))
-
-
-@cache
-def _forgets_what_it_cuts() -> bool:
-    """Whether the library stops at the length where it cuts: 0.23.1 and 0.23.2 do (huggingface/tokenizers#2091)."""
-    tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.enable_truncation(1)
-    (encoding,) = tokenizer.encode_batch_fast(["a a a a"])
-    return sum(map(len, encoding.overflowing)) != 3
 
 
 def _cutting(tokenizer: Tokenizer, max_tokens: int, keep: Side) -> Tokenizer:

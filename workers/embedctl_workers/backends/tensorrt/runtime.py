@@ -19,8 +19,6 @@ from embedctl_workers.backends.gpu.device import Event, open_gpu, watched
 
 log = logging.getLogger(__name__)
 
-#: The oldest version that plans are built and run with: the vendor's API was recorded from it (tests/support/vendor).
-OLDEST = (10, 16)
 _LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
 _INSTALL = "install tensorrt with its libraries from the vendor's index (docs/tensorrt.md has the lines)"
 
@@ -105,7 +103,7 @@ def open_runtime() -> Runtime:
 
 
 def load_vendor() -> Any:
-    """Import the vendor's package, or raise MissingExtra; a WorkerError if it is a placeholder, too old or broken."""
+    """Import the vendor's package, or raise MissingExtra; a WorkerError if it is a placeholder or broken."""
     try:
         trt = import_module("tensorrt")
     except ModuleNotFoundError as error:
@@ -117,10 +115,6 @@ def load_vendor() -> Any:
         raise WorkerError(f"the package tensorrt can't be loaded ({line}): {_INSTALL}") from error
     if not hasattr(trt, "Builder") or not hasattr(trt, "OnnxParser"):
         raise WorkerError(f"the package tensorrt that is installed is a placeholder: {_INSTALL}")
-    found = tuple(int(part) for part in trt.__version__.split(".")[:2])
-    if found < OLDEST:
-        needed = ".".join(map(str, OLDEST))
-        raise WorkerError(f"TensorRT {trt.__version__} is too old, {needed} or later is needed: {_INSTALL}")
     return trt
 
 
