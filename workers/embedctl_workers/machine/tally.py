@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import tempfile
 from typing import IO
 
 #: Chunks in hand, and chunks completed.
@@ -13,12 +12,9 @@ _FORMAT = struct.Struct("<II")
 
 
 def make_file() -> IO[bytes]:
-    """A file for one worker, whose descriptor its process inherits; in memory where the system can do that: on a full
-    disk, the worker would be killed as it writes."""
-    if hasattr(os, "memfd_create"):
-        file: IO[bytes] = os.fdopen(os.memfd_create("tally"), "r+b", buffering=0)
-    else:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (it is closed with its worker's place)
+    """A file for one worker, whose process inherits its descriptor. It is in memory, because on a full disk, the worker
+    would be killed as it writes."""
+    file = os.fdopen(os.memfd_create("tally"), "r+b", buffering=0)
     file.write(bytes(_FORMAT.size))
     return file
 
