@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import click
 
-from embedctl_config.command_group import option
-from embedctl_config.errors import ExitStatus, OutputError
-from embedctl_config.settings import Settings
+from embedctl_config.errors import ExitStatus
 from embedctl_workers.commands.options import (
     class_option,
     cpus_option,
@@ -22,7 +18,6 @@ from embedctl_workers.commands.options import (
 )
 from embedctl_workers.machine import devices
 from embedctl_workers.machine.discovery import choose_accelerator
-from embedctl_workers.models.cache import cache_folder
 
 
 @click.command()
@@ -31,12 +26,6 @@ from embedctl_workers.models.cache import cache_folder
 @cpus_option
 @gpu_option
 @neuron_core_option
-@option(
-    "--report",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Save the report here, as JSON. Default: a file in the cache folder; its name is printed at the end.",
-)
 @json_option
 @click.pass_context
 def verify(
@@ -47,7 +36,6 @@ def verify(
     cpus: str | None,
     gpu: str | None,
     neuron_core: int | None,
-    report: Path | None,
     *,
     as_json: bool,
 ) -> None:
@@ -65,19 +53,5 @@ def verify(
     from embedctl_workers.measuring.verification import verify_model
 
     found = verify_model(settings, name, model, pinned)
-    facts = found.as_json()
-    click.echo(json.dumps(facts) if as_json else str(found))
-    path = report or _kept(settings, name, model)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"the report can't be saved in {path}: {error}") from error
-    click.echo(f"saved: {path}", err=True)
+    click.echo(json.dumps(found.as_json()) if as_json else str(found))
     ctx.exit(ExitStatus.SUCCESS if found.passed else ExitStatus.INACCURATE)
-
-
-def _kept(settings: Settings, hardware: str, model: str) -> Path:
-    """The file of the last report on a model and a class: in the cache folder, which workers can write to anyway."""
-    label = re.sub(r"[^\w.-]+", "-", model).strip("-")
-    return cache_folder(settings) / "reports" / f"verify-{hardware}-{label}.json"
