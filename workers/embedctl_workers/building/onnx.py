@@ -6,7 +6,6 @@ to standard output. The last line there is a JSON object: the contents of the ma
 
 from __future__ import annotations
 
-import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.report import Report
@@ -31,8 +29,6 @@ from embedctl_workers.models.files import ModelFiles
 
 _FP32 = HardwareClass(backend="onnx")
 _INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
-#: The instruction sets that decide the speed.
-_SPEED_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
 #: The packages that affect a graph.
 PACKAGES = ("onnx", "onnxruntime")
 
@@ -98,8 +94,7 @@ class _Builder:
     def facts(self, best: Candidate, folder: Path) -> dict[str, Any]:
         """The manifest's entries about the graph, and what was measured of it."""
         return {
-            "cpu": {"machine": platform.machine(), "flags": [flag for flag in _SPEED_FLAGS if flag in cpu_flags()]},
-            "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
+            "graph": {"name": best.name.partition(" ")[0], "operators": graphs.operators_of(folder / GRAPH)},
             "accuracy": accuracy_of(best.report),
         }
 

@@ -1,29 +1,15 @@
-"""Work on an exported graph: quantising its weights, and describing its contents."""
+"""Work on an exported graph: quantising its weights, and counting its operators."""
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from embedctl_workers.backends.onnx.providers import open_session
-
 #: If a graph exceeds this (bytes), its weights go to a file beside it: Protobuf's limit is 2 GiB.
 _MOST_IN_ONE_FILE = 1_800_000_000
-_FUSED = {
-    "attention": {"Attention", "QAttention", "MultiHeadAttention"},
-    "layer_norm": {
-        "LayerNormalization",
-        "SkipLayerNormalization",
-        "EmbedLayerNormalization",
-        "QEmbedLayerNormalization",
-    },
-    "gelu": {"Gelu", "BiasGelu"},
-}
 
 
 def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
@@ -40,17 +26,8 @@ def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
     )
 
 
-def describe(graph: Path) -> dict[str, Any]:
-    """The counts of a graph's operators, as stored and as onnxruntime executes it here; and which kinds are fused."""
-    with tempfile.TemporaryDirectory(dir=graph.parent) as scratch:
-        executed = Path(scratch) / graph.name
-        open_session(graph, 1, optimized=executed)
-        run = operators_of(executed)
-    fused = {name: any(operator in run for operator in operators) for name, operators in _FUSED.items()}
-    return {"operators": operators_of(graph), "executed": run, "fused": fused}
-
-
 def operators_of(graph: Path) -> dict[str, int]:
+    """The counts of a graph's operators."""
     model = onnx.load(graph, load_external_data=False)
     return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 

@@ -30,14 +30,11 @@ def check_provider(provider: object) -> str:
     return str(provider)
 
 
-def open_session(
-    graph: Path, threads: int, *, optimized: Path | None = None, provider: str = CPU
-) -> onnxruntime.InferenceSession:
+def open_session(graph: Path, threads: int, *, provider: str = CPU) -> onnxruntime.InferenceSession:
     """Load a graph.
 
     Args:
         threads: compute threads of the session. onnxruntime's own choice would ignore the process's affinity.
-        optimized: where to write the graph as it is executed.
         provider: what must execute the graph.
 
     Raises:
@@ -55,10 +52,6 @@ def open_session(
     # Memory plans for the shape of one batch are useless for the next.
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY
-    if optimized is not None:
-        options.optimized_model_filepath = str(optimized)
-        # The weights go to a separate file, because a graph's file may not exceed 2 GiB.
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
     try:
         session = onnxruntime.InferenceSession(str(graph), options, providers=list(_ASKED[provider].items()))
     except Exception as error:  # onnxruntime's errors have no narrower base class
