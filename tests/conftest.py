@@ -22,7 +22,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.broker import _shared as shared_brokers
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
-from tests.support import clients, costs, families_table, forked, once_more
+from tests.support import clients, families_table, forked, once_more
 from tests.support.buckets import s3_server
 from tests.support.databases import postgres_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
@@ -99,7 +99,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         families_table.OPTION, metavar="FILE", help="write the results of the tests of families of models into FILE"
     )
-    parser.addoption(costs.OPTION, metavar="FILE", help="write what the tests cost, in CPU seconds, into FILE")
     parser.addoption(once_more.OPTION, metavar="FILE", help="run failed tests again, and add the flaky ones to FILE")
     parser.addoption(
         "--fuzz-cases",
@@ -112,11 +111,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # What is measured by test has servers of its own, so that their forks count for the test that starts them.
-    if (folder := getattr(config, "workerinput", {}).get("fork_servers")) and not config.getoption(costs.OPTION):
+    if folder := getattr(config, "workerinput", {}).get("fork_servers"):
         forked.Sharing(Path(folder)).join()
     config.pluginmanager.register(clients)
-    config.pluginmanager.register(costs)
     config.pluginmanager.register(families_table)
     config.pluginmanager.register(once_more.OnceMore())
 

@@ -302,11 +302,6 @@ def status_of_fork(function: Callable[..., None], *given: Any, model: bool = Fal
     return fork.exitcode
 
 
-def server_pids() -> set[int]:
-    """The processes that this one has started and its forks come from."""
-    return {server.pid for server in (_PLAIN, _MODEL) if server.pid is not None}
-
-
 @dataclass(frozen=True)
 class Sharing:
     """A folder by which all processes of one run of pytest find the same fork servers.
