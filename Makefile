@@ -195,14 +195,10 @@ format: $(VENV)/.dev ## mend what ruff can mend
 docs: $(VENV)/.dev ## write docs/cli.md and docs/settings.md from the source
 	$(PY) docs/generate.py
 
-.PHONY: clients-table
-clients-table: $(VENV)/.dev ## try the gateway's clients, and write the table of docs/gateway.md
+.PHONY: clients
+clients: $(VENV)/.dev ## try the gateway's clients
 	@tests/support/get-clients.sh || echo "not every client could be installed: the others are tried"
-	$(PY) -m pytest -q -m client tests/e2e --clients-table docs/gateway.md $(ARGS)
-
-.PHONY: families-table
-families-table: $(VENV)/.dev ## encode a small model of each family, and write the tables of docs/models.md
-	$(PY) -m pytest -q -m family tests/contract/backends/test_families.py --families-table docs/models.md $(ARGS)
+	$(PY) -m pytest -q -m client tests/e2e $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev schemathesis ## two times CASES=10000 hostile requests to the gateway; others with another SEED=

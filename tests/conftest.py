@@ -22,7 +22,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.broker import _shared as shared_brokers
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
-from tests.support import clients, families_table, forked, once_more
+from tests.support import forked, once_more
 from tests.support.buckets import s3_server
 from tests.support.databases import postgres_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
@@ -95,10 +95,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="redis",
         help="where jobs keep the bytes of their chunks, however small",
     )
-    parser.addoption(clients.OPTION, metavar="FILE", help="write the results of the tests of clients into FILE")
-    parser.addoption(
-        families_table.OPTION, metavar="FILE", help="write the results of the tests of families of models into FILE"
-    )
     parser.addoption(once_more.OPTION, metavar="FILE", help="run failed tests again, and add the flaky ones to FILE")
     parser.addoption(
         "--fuzz-cases",
@@ -113,8 +109,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if folder := getattr(config, "workerinput", {}).get("fork_servers"):
         forked.Sharing(Path(folder)).join()
-    config.pluginmanager.register(clients)
-    config.pluginmanager.register(families_table)
     config.pluginmanager.register(once_more.OnceMore())
 
 

@@ -1,6 +1,6 @@
 """The families of models that the field uses, each as a small model with random weights and the family's own modules.
 
-They stand in the table of docs/models.md, which `tests/support/families_table.py` writes.
+They stand in the tables of docs/models.md.
 """
 
 from __future__ import annotations
