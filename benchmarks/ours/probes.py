@@ -76,7 +76,6 @@ def main() -> None:
 
 
 def probe_of(name: str) -> Callable[..., Figures]:
-    """A probe by its name."""
     probe: Callable[..., Figures] = getattr(import_module(f"benchmarks.ours.{_MODULES[name]}"), name)
     return probe
 

@@ -41,7 +41,6 @@ class Usage:
 
     @classmethod
     def read(cls) -> Usage:
-        """The usage now."""
         import psutil  # the extra `bench` is looked for before anything is measured
 
         used = psutil.cpu_times()

@@ -29,12 +29,10 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all texts."""
         return sum(self.lengths)
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the texts."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()[:32]
 
 

@@ -56,7 +56,6 @@ class CpuSet:
 
     @property
     def cpus(self) -> frozenset[int]:
-        """All CPUs of all cores."""
         return frozenset().union(*self.cores)
 
     def shared_out(self, workers: int) -> list[CpuSet]:

@@ -74,7 +74,6 @@ def loads_for(encoder: ChunkEncoder) -> list[Load]:
 
 
 def mixed_load(encoder: ChunkEncoder) -> Load:
-    """A chunk of mixed lengths."""
     return _load(encoder, "mixed lengths", mixed_texts(_MIXED))
 
 
@@ -156,7 +155,6 @@ class _TimedUse(DeviceUse):
         return self._tokens / max(self._cpu_s, (time.process_time() - self._began_cpu_s) / computing)
 
     def on_end(self, cpu_s: float) -> None:
-        """A thread ends."""
         with self._counting:
             self._cpu_s += cpu_s
 

@@ -83,7 +83,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
     def times(self, factor: float) -> Spread:

@@ -25,8 +25,6 @@ from embedctl_workers.models.files import (
 
 @dataclass(slots=True)
 class FoundModel:
-    """A model on this machine."""
-
     name: str  #: for `--model`
     found_in: str  #: where it was found, in words
     folder: Path | None = None

@@ -65,7 +65,6 @@ class ProductAdapter:
 
 
 def configuration(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of one model and one hardware class."""
     return {"cache_dir": cache, "models": {model.name: {"source": str(model)}}, "classes": {hardware: entry}}
 
 

@@ -54,7 +54,6 @@ class HttpAdapter:
         self._url = url
 
     def encode(self, texts: Sequence[str]) -> Answer:
-        """One request."""
         return self.requests([texts], 1)[0]
 
     def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
