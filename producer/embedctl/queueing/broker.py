@@ -6,11 +6,12 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from embedctl.chunk_files import ChunkFiles
@@ -143,17 +144,18 @@ class _Shared:
         self._lock = threading.Lock()
         #: Takes the place of all others; see :meth:`Broker.answered_by`.
         self.instead: Broker | None = None
-        self._live: WeakValueDictionary[Hashable, Broker] = WeakValueDictionary()
-        self._last: OrderedDict[Hashable, Broker] = OrderedDict()
+        self._live: WeakValueDictionary[str, Broker] = WeakValueDictionary()
+        self._last: OrderedDict[str, Broker] = OrderedDict()
 
     def get(self, settings: Settings) -> Broker:
-        key = _value(settings)
+        # Of the values, because the text of settings leaves out secrets.
+        key = repr([getattr(settings, name) for name in settings.__dataclass_fields__])
         with self._lock:
             broker = self._live.get(key)
             if broker is None:
                 # From a copy, because the caller may change tables of its settings later, and others share the broker.
                 made = Broker.through_gateway if settings.url else Broker.connect
-                broker = self._live[key] = made(_copied(settings))
+                broker = self._live[key] = made(deepcopy(settings))
             self._last[key] = broker
             self._last.move_to_end(key)
             if len(self._last) > _KEPT:
@@ -167,28 +169,3 @@ class _Shared:
 
 _shared = _Shared()
 os.register_at_fork(after_in_child=_shared.after_fork)
-
-
-#: Types that are hashable as they are.
-_PLAIN = (str, int, float, bool, type(None))
-
-
-def _value(each: Any) -> Hashable:
-    """A hashable value that is equal for equal settings, tables included."""
-    if names := getattr(each, "__dataclass_fields__", None):
-        return _values(getattr(each, name) for name in names)
-    if isinstance(each, Mapping):
-        return frozenset(zip(each, _values(each.values()), strict=True))
-    return _values(each) if isinstance(each, list | tuple) else each
-
-
-def _values(many: Iterable[Any]) -> tuple[Hashable, ...]:
-    return tuple([each if type(each) in _PLAIN else _value(each) for each in many])
-
-
-def _copied(each: Any) -> Any:
-    if names := getattr(each, "__dataclass_fields__", None):
-        return type(each)(**{name: _copied(getattr(each, name)) for name in names})
-    if isinstance(each, Mapping):
-        return {name: _copied(value) for name, value in each.items()}
-    return each
