@@ -105,31 +105,22 @@ def watch(
     def end() -> None:
         raise SystemExit(128 + signal.SIGTERM)  # so that the terminal is restored
 
-    suspended = threading.Event()
-    with Feed(look) as feed, _handled(signal.SIGTERM, end), _handled(signal.SIGTSTP, suspended.set):
-        while True:
-            sight = _draw_until(lambda sight: suspended.is_set() or until(sight.what), feed, lines)
-            if not suspended.is_set():
-                return sight.what
-            suspended.clear()
-            _stop_as_ctrl_z_does()
-
-
-def _draw_until(
-    done: Callable[[Sight[T]], bool], feed: Feed[T], lines: Callable[[Sight[T], int, int], Group]
-) -> Sight[T]:
-    """Draw until it is done or `q` is pressed, then restore the terminal; returns what was seen last."""
     console = Console(force_terminal=True, highlight=False)
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
-        drawn: object = None
-        while not done(sight := feed.sight()):
-            now = (sight, sight.old_s, console.size)
-            if now != drawn:
-                live.update(lines(sight, *console.size), refresh=True)
-                drawn = now
-            if _LEAVE in pressed(_TICK_S):
-                break
-        return sight
+    screen = Live(console=console, screen=True, auto_refresh=False)
+    before = signal.signal(signal.SIGTERM, lambda *_: end())
+    try:
+        with Feed(look) as feed, _keys() as pressed, screen:
+            drawn: object = None
+            while not until((sight := feed.sight()).what):
+                now = (sight, sight.old_s, console.size)
+                if now != drawn:
+                    screen.update(lines(sight, *console.size), refresh=True)
+                    drawn = now
+                if _LEAVE in pressed(_TICK_S):
+                    break
+            return sight.what
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def looks(look: Callable[[], T]) -> Iterator[T | BrokerUnavailable]:
@@ -163,7 +154,8 @@ def _head(title: str, sight: Sight[T], width: int) -> list[Text]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bytes]]:
-    """Turns the terminal's echo off. Yields a function that waits for some seconds and returns the pressed keys."""
+    """Turns the terminal's echo off, and Ctrl-Z, which would leave the terminal as it is drawn. Yields a function that
+    waits for some seconds and returns the pressed keys."""
     if not sys.stdin.isatty():
 
         def none_pressed(seconds: float) -> bytes:
@@ -181,26 +173,9 @@ def _keys() -> Iterator[Callable[[float], bytes]]:
 
     try:
         tty.setcbreak(descriptor)
+        now = termios.tcgetattr(descriptor)
+        now[tty.CC][termios.VSUSP] = b"\0"
+        termios.tcsetattr(descriptor, termios.TCSANOW, now)
         yield pressed
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def _handled(number: int, handle: Callable[[], object]) -> Iterator[None]:
-    """Handles a signal in its own way meanwhile, unless it is ignored: a shell without job control ignores SIGTSTP, and
-    could not continue a stopped program."""
-    before = signal.getsignal(number)
-    if before != signal.SIG_IGN:
-        signal.signal(number, lambda *_: handle())
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-def _stop_as_ctrl_z_does() -> None:
-    """Stop until the shell says `fg`. Does nothing if there is no shell with job control."""
-    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTSTP)
-    signal.signal(signal.SIGTSTP, before)
