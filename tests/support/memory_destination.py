@@ -1,18 +1,19 @@
-"""A destination in memory, and a plug-in that brings it."""
+"""A destination in memory."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from embedctl.destinations import registry
 from embedctl.destinations.interface import Batch, Contract, Destination, Row
+from embedctl.destinations.registry import DatabaseKind
+from embedctl.destinations.urls import DestinationUrl
 from embedctl_config.errors import DestinationRefused, DestinationUnavailable
 from embedctl_config.record_ids import RecordId
+from embedctl_config.settings import Settings
 
 CONTRACT = Contract("aa" * 32, "m", "fp32", {}, 4)
 
@@ -62,21 +63,11 @@ class Memory(Destination):
     def close(self) -> None: ...
 
 
-@contextmanager
-def memo_plugin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installed distribution with a destination for `memo:` URLs, and one that wants to be that of PostgreSQL."""
-    info = folder / "memo_destination-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: memo-destination\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text(
-        "[embedctl.destinations]\nmemo = memo_destination:make\npostgresql = memo_destination:make\n"
-    )
-    (folder / "memo_destination.py").write_text(
-        "from tests.support.memory_destination import Memory\ndef make(url, settings):\n"
-        "    table = Memory()\n    table.url = url\n    return table\n"
-    )
-    monkeypatch.syspath_prepend(folder)
-    try:
-        yield
-    finally:
-        sys.modules.pop("memo_destination", None)
+def take_memo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `memo:` be the scheme of such a database."""
+    memo = DatabaseKind("memo", "memo:…", ("memo",), "", (), f"{__name__}:make", "omit it")
+    monkeypatch.setattr(registry, "KINDS", (*registry.KINDS, memo))
+
+
+def make(url: DestinationUrl, settings: Settings) -> Memory:
+    return Memory()

@@ -14,7 +14,7 @@ from embedctl.corpus.batch import BatchCorpus
 from embedctl.corpus.reading import Corpus
 from embedctl.destinations.ids import ONE_OF_EACH, Duplicates, no_id
 from embedctl.destinations.interface import Contract, Destination
-from embedctl.destinations.registry import DatabaseKind, destination_of, kinds
+from embedctl.destinations.registry import KINDS, destination_of
 from embedctl.destinations.rows import Options
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
@@ -89,29 +89,16 @@ def list_failed(job: Job, progress: JobProgress) -> None:
 @click.command()
 @json_option
 def destinations(as_json: bool) -> None:
-    """List the databases that -o can deliver to.
-
-    Others come as plug-ins: distributions with an entry point in the group embedctl.destinations.
-    """
+    """List the databases that -o can deliver to."""
     if as_json:
         facts = [
-            {
-                "name": kind.name,
-                "url": kind.form,
-                "extra": kind.extra or None,
-                "installed": kind.installed,
-                "plugin": kind.plugin or None,
-            }
-            for kind in kinds()
+            {"name": kind.name, "url": kind.form, "extra": kind.extra, "installed": kind.installed} for kind in KINDS
         ]
         click.echo(json.dumps(facts))
         return
-    rows = [[plain(kind.name), plain(kind.form), plain(kind.extra or "–"), plain(_installed(kind))] for kind in kinds()]
+    rows = [
+        [plain(each) for each in (kind.name, kind.form, kind.extra, "yes" if kind.installed else f"no: {kind.install}")]
+        for kind in KINDS
+    ]
     for line in arrange(_COLUMNS, rows, None):
         click.echo(line.plain.rstrip())
-
-
-def _installed(kind: DatabaseKind) -> str:
-    if kind.plugin:
-        return f"yes, from {kind.plugin}"
-    return "yes" if kind.installed else f"no: {kind.install}"

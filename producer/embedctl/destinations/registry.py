@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
 from importlib.util import find_spec
 
 from embedctl.destinations.interface import Destination
-from embedctl.destinations.urls import DestinationUrl, parse_url
+from embedctl.destinations.urls import parse_url
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-
-#: Entry points of this group are destinations of other distributions. Their name is the scheme of the URL, and their
-#: value is what makes the destination: it takes the URL, which is free of passwords, and opens nothing yet.
-GROUP = "embedctl.destinations"
-#: Where the secrets of a plug-in belong.
-_ELSEWHERE = "set it where the database's client reads it from the environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +18,11 @@ class DatabaseKind:
 
     Attributes:
         form: of its URL, for people.
-        extra: the extra of embedctl that installs its client; empty for a plug-in.
+        extra: the extra of embedctl that installs its client.
         needs: the modules of that client.
         maker: what makes the destination, as `module:name`.
         password_fix: where its password belongs, as the end of a sentence.
         user_is_allowed: whether its URL may name a user.
-        plugin: the distribution that it comes from; empty if that is embedctl.
     """
 
     name: str
@@ -39,9 +31,8 @@ class DatabaseKind:
     extra: str
     needs: tuple[str, ...]
     maker: str
-    password_fix: str = _ELSEWHERE
+    password_fix: str
     user_is_allowed: bool = False
-    plugin: str = ""
 
     @property
     def installed(self) -> bool:
@@ -52,7 +43,7 @@ class DatabaseKind:
         return f"pip install 'embedctl[{self.extra}]'"
 
 
-BUILT_IN = (
+KINDS = (
     DatabaseKind(
         "pgvector",
         "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE",
@@ -93,22 +84,12 @@ BUILT_IN = (
 )
 
 
-def kinds() -> Iterator[DatabaseKind]:
-    """All kinds of databases, those of plug-ins last. Nothing of a plug-in is loaded."""
-    yield from BUILT_IN
-    for entry in entry_points(group=GROUP):  # it reads the metadata of every distribution
-        made_by = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-        yield DatabaseKind(
-            entry.name, f"{entry.name}:…", (entry.name.lower(),), "", (), entry.value, plugin=made_by or "a plug-in"
-        )
-
-
 def destination_of(text: str, settings: Settings) -> Destination:
     """The database of a URL. Its client is imported, and nothing is opened. SettingsError: no database has such a URL,
     it is incomplete, or it holds a password."""
     kind = _kind_of(text)
     if kind is None:
-        known = ", ".join(sorted(name for each in kinds() for name in each.schemes))
+        known = ", ".join(sorted(name for each in KINDS for name in each.schemes))
         # Its scheme alone: the rest may hold a password.
         begin = text.partition(":")[0].lower() if ":" in text else "that"
         raise SettingsError(
@@ -116,7 +97,9 @@ def destination_of(text: str, settings: Settings) -> Destination:
             "their forms"
         )
     url = parse_url(text, password_fix=kind.password_fix, user_is_allowed=kind.user_is_allowed)
-    return _maker(kind)(url, settings)
+    module, _, name = kind.maker.partition(":")
+    made: Destination = getattr(import_module(module), name)(url, settings)
+    return made
 
 
 def is_database(text: str) -> bool:
@@ -126,12 +109,4 @@ def is_database(text: str) -> bool:
 
 def _kind_of(url: str) -> DatabaseKind | None:
     scheme, colon, _ = url.lower().partition(":")
-    # Ours come first, so that a plug-in never takes over a scheme of ours, and the passwords with it.
-    return next((kind for kind in kinds() if scheme in kind.schemes), None) if colon else None
-
-
-def _maker(kind: DatabaseKind) -> Callable[[DestinationUrl, Settings], Destination]:
-    make: Callable[[DestinationUrl, Settings], Destination] = EntryPoint(kind.name, kind.maker, GROUP).load()
-    if not callable(make):
-        raise SettingsError(f"the entry point {kind.name!r} of {kind.plugin} makes no destination: it is not callable")
-    return make
+    return next((kind for kind in KINDS if scheme in kind.schemes), None) if colon else None

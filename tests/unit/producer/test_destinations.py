@@ -27,7 +27,7 @@ from embedctl.destinations.interface import Batch, Contract
 from embedctl.destinations.loop import Delivered, RefusedRecord, ignore, run
 from embedctl.destinations.numbers import Dtype
 from embedctl.destinations.place import place_of
-from embedctl.destinations.registry import BUILT_IN, destination_of, kinds
+from embedctl.destinations.registry import KINDS, destination_of
 from embedctl.destinations.rows import Options, Rows
 from embedctl.destinations.writing import write
 from embedctl.waiting.results import ChunkVectors
@@ -43,7 +43,7 @@ from embedctl_config.errors import (
 )
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
-from tests.support.memory_destination import CONTRACT, Memory, memo_plugin
+from tests.support.memory_destination import CONTRACT, Memory
 from tests.support.packages import need
 from tests.support.result_chunks import result_chunk, unit_vectors
 
@@ -117,7 +117,7 @@ def test_every_extra_of_a_database_exists() -> None:
     import tomllib
 
     project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
-    assert {kind.extra for kind in BUILT_IN} <= set(project["optional-dependencies"])
+    assert {kind.extra for kind in KINDS} <= set(project["optional-dependencies"])
 
 
 def test_the_api_key_of_qdrant_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,38 +132,12 @@ def test_the_api_key_of_qdrant_comes_from_the_environment_and_is_not_shown(monke
         assert "QDRANT_API_KEY" in shown
 
 
-# Plug-ins
-
-
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with memo_plugin(tmp_path, monkeypatch):
-        yield
-
-
-def test_a_plugin_is_listed_and_found_by_its_scheme(plugin: None) -> None:
-    assert [(kind.name, kind.plugin) for kind in kinds() if kind.plugin] == [
-        ("memo", "memo-destination 1.2"),
-        ("postgresql", "memo-destination 1.2"),
-    ]
-    table = destination_of("memo://x/y?z=1", Settings())
-    assert str(table.url) == "memo://x/y?z=1"  # type: ignore[attr-defined]  # the plug-in's own
-    with pytest.raises(SettingsError, match="reads it from the environment"):
-        destination_of("memo://me:pw@x/y", Settings())
-
-
-def test_a_plugin_never_takes_over_a_scheme_of_ours(plugin: None) -> None:
-    need("psycopg")
-    assert type(destination_of("postgresql://db/x?table=t", Settings())).__name__ == "PostgresTable"
-
-
-def test_the_command_lists_databases(plugin: None) -> None:
+def test_the_command_lists_databases() -> None:
     shown = CliRunner().invoke(main, ["destinations"])
     assert shown.exit_code == 0
     assert "postgresql://[USER@]HOST[:PORT]/DATABASE?table=TABLE" in shown.output
-    assert "yes, from memo-destination 1.2" in shown.output
     listed = json.loads(CliRunner().invoke(main, ["destinations", "--json"]).output)
-    assert [each["extra"] for each in listed] == ["pgvector", "qdrant", "qdrant", "lancedb", None, None]
+    assert [each["extra"] for each in listed] == ["pgvector", "qdrant", "qdrant", "lancedb"]
 
 
 def test_a_database_whose_client_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from embedctl.cli.job_command import _prompt, _unique_ids_taken_from
 from embedctl.cli.run import run
 from embedctl.cli.submit import submit
 from embedctl.jobs.options import JobOptions, SubmitOptions
-from tests.support.memory_destination import memo_plugin
+from tests.support.memory_destination import take_memo
 from tests.support.packages import need
 
 OWN = {"run": {"cpus", "pooling", "pull"}, "submit": {"ttl_s", "resume", "drain", "wait"}}
@@ -145,16 +145,14 @@ def test_options_are_checked_before_anything_else(options: dict[str, Any], words
 def test_what_does_not_go_together_with_a_table_is_refused_before_anything_is_written(
     options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
+    monkeypatch.chdir(tmp_path)
     line = '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "one"}}'
-    (here / "corpus.jsonl").write_text((line if "openai-batch" in options else '{"id": "a", "text": "one"}') + "\n")
-    with memo_plugin(tmp_path, monkeypatch):
-        done = CliRunner().invoke(main, ["run", "corpus.jsonl", "-o", "memo:x", *options])
+    Path("corpus.jsonl").write_text((line if "openai-batch" in options else '{"id": "a", "text": "one"}') + "\n")
+    take_memo(monkeypatch)
+    done = CliRunner().invoke(main, ["run", "corpus.jsonl", "-o", "memo:x", *options])
     assert done.exit_code == 2, done.output
     assert message in done.output
-    assert [file.name for file in here.iterdir()] == ["corpus.jsonl"]
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
 @pytest.mark.parametrize(
