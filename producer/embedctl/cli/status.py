@@ -45,18 +45,12 @@ _CHUNKS_READ, _CAUSES = 1000, 20
     help="Refresh every 2 s until you press q or Ctrl-C, or the job has ended. Needs a terminal, except with --json, "
     "which prints one line per refresh.",
 )
-@click.option(
-    "--all",
-    "all_gone",
-    is_flag=True,
-    help="Name every worker that is gone. Without it, more than a few of a class have one line together.",
-)
 @json_option
-def status(job_id: str | None, watch: bool, all_gone: bool, as_json: bool) -> None:
+def status(job_id: str | None, watch: bool, as_json: bool) -> None:
     """Show all workers, queues and jobs, or one job."""
     broker = Broker.shared(load_settings())
     if job_id is None:
-        _show(_everything(broker, all_gone=all_gone), watch=watch, as_json=as_json)
+        _show(_everything(broker), watch=watch, as_json=as_json)
     else:
         _show(_one_job(broker, job_id), watch=watch, as_json=as_json)
 
@@ -119,10 +113,10 @@ def _print_lines(subject: _Subject[T]) -> None:
             return
 
 
-def _everything(broker: Broker, *, all_gone: bool) -> _Subject[Overview]:
+def _everything(broker: Broker) -> _Subject[Overview]:
     return _Subject(
         title=f"embedctl at {without_password(broker.settings.redis_url)}",
-        look=Gatherer(broker, all_gone=all_gone).look,
+        look=Gatherer(broker).look,
         print_once=_print_overview,
         to_json=overview_json,
         draw=overview_lines,

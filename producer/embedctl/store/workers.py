@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, compress
@@ -13,7 +13,7 @@ from typing import Any
 
 from embedctl.common.machine import machine_id, runs
 from embedctl.store.connection import Connection
-from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow, parse, written
+from embedctl.store.heartbeats import ServedModel, WorkerRow, parse, written
 from embedctl.store.status import JobStatus
 from embedctl_config import keys
 from embedctl_config.outputs import PLAIN, Output
@@ -28,8 +28,6 @@ SILENT = "no word from it"
 _SLICE = 500
 #: Of workers that are gone, usually only the first ones are wanted, so fewer are read together.
 _GONE_SLICE = 100
-#: Most workers that are gone and counted by kind.
-_MOST_GONE = 5000
 #: The offers of live workers are kept for this long (seconds), because a thousand heartbeats are a megabyte. Each
 #: hundred workers add a second, up to the longest time. Workers tell new rates every five seconds anyway.
 OFFERS_S, LONGEST_OFFERS_S = 1.0, 5.0
@@ -305,11 +303,6 @@ class WorkerRegistry:
                 if until is not None and until < now:
                     yield GoneWorker(worker, (now - until) / 1000, how.decode() if how else SILENT)
 
-    def gone_kinds(self) -> Counter[Kind]:
-        """How many workers of each kind disappeared in the last minutes without signing off, of the first 5,000."""
-        slices = self._slices(keys.WORKERS, "-inf", f"({self._connection.now_ms()}", limit=_MOST_GONE)
-        return Counter(worker.kind for workers in slices for worker in workers)
-
     def here(self) -> Iterator[WorkerRow]:
         """The live workers of this machine. The workers of other machines are not read."""
         mine, now = machine_id(), self._connection.now_ms()
@@ -322,16 +315,14 @@ class WorkerRegistry:
             if until is not None and until >= now:
                 yield from self._parsed([name], [beat])
 
-    def _slices(
-        self, members: str, least: int | str, most: str, *, limit: int | None = None, size: int = _SLICE
-    ) -> Iterator[list[WorkerRow]]:
-        """These workers, or the first ones, in slices.
+    def _slices(self, members: str, least: int | str, most: str, *, size: int = _SLICE) -> Iterator[list[WorkerRow]]:
+        """These workers, in slices.
 
         Their names are read at once, about 40 bytes each: a worker that beats between two slices of names moves to
         their end, and so would hide another one.
         """
         with self._connection.client() as client:
-            found = client.zrangebyscore(members, least, most, start=0 if limit else None, num=limit)
+            found = client.zrangebyscore(members, least, most)
         names = [name.decode() for name in found]
         for at in range(0, len(names), size):
             with self._connection.client() as client:

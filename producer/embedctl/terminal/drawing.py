@@ -147,7 +147,7 @@ def duration(seconds: float | None) -> str:
 
 def _sums(overview: Overview, width: int | None) -> Text:
     hung = sum(each.row.activity == "hung" for each in overview.workers)
-    gone = max(len(overview.gone), sum(overview.more_gone.values()))
+    gone = len(overview.gone)
     counts = ((len(overview.starting), "not ready"), (hung, "hung"), (gone, _absent(overview)))
     notes = [f"{count:,} {word}" for count, word in counts if count]
     facts = [
@@ -197,7 +197,7 @@ def _filled(blocks: Iterable[Block], room: int | None, count: int, noun: str) ->
 @dataclass(slots=True)
 class _Group:
     """Workers that serve the same models in the same way. Of the live ones, the hung come first, because there may not
-    be room for all. `folded` is how many are gone, if they have one line together; else 0. If `full`, Redis takes no
+    be room for all. If `full`, Redis takes no
     heartbeat. `files` are the beginnings of their fingerprints; they are shown if `others_files` serve the same, such
     as those of another pooling."""
 
@@ -208,18 +208,21 @@ class _Group:
     live: list[WorkerState] = field(default_factory=list)
     gone: list[GoneWorker] = field(default_factory=list)
     starting: list[Starting] = field(default_factory=list)
-    folded: int = 0
     full: bool = False
     others_files: bool = False
 
     @property
+    def _folds(self) -> bool:
+        return len(self.gone) > _FEW
+
+    @property
     def length(self) -> int:
-        return len(self.live) + min(len(self.starting), _FEW + 1) + (1 if self.folded else len(self.gone))
+        return len(self.live) + min(len(self.starting), _FEW + 1) + (1 if self._folds else len(self.gone))
 
     def rows(self, now: datetime, most: int) -> list[Row]:
         """The first rows: hung workers, those that are gone, and then the others. A row takes a while to make."""
         hung = sum(state.row.activity == "hung" for state in self.live)
-        gone = [_folded_row(self.folded)] if self.folded else [_gone_row(each, self.full) for each in self.gone[:most]]
+        gone = [_folded_row(len(self.gone))] if self._folds else [_gone_row(each, self.full) for each in self.gone]
         gone += _starting_rows(self.starting, now)
         first = [_worker_row(state, now) for state in self.live[: min(hung, most)]]
         rest = self.live[hung : hung + max(0, most - len(first) - len(gone))]
@@ -248,8 +251,6 @@ def _groups(overview: Overview) -> list[_Group]:
         group_of(state.row.kind).live.append(state)
     for each in overview.gone:
         group_of(each.worker.kind).gone.append(each)
-    for kind in overview.more_gone:
-        group_of(kind)
     for worker in overview.starting:
         alike = worker.hardware, ", ".join(worker.models)
         group_of(next((kind for kind in groups if kind[:2] == alike), (*alike, "", ""))).starting.append(worker)
@@ -258,9 +259,6 @@ def _groups(overview: Overview) -> list[_Group]:
         group.full = overview.full_bytes is not None
         group.others_files = alike_but_for_files[kind[:3]] > 1
         group.live.sort(key=lambda each: (each.row.activity != "hung", each.row.host, _natural(each.row.name)))
-        count = max(len(group.gone), overview.more_gone.get(kind, 0))
-        folds = count > _FEW or count > len(group.gone)
-        group.folded = count if folds and not overview.all_gone else 0
     return [groups[kind] for kind in sorted(groups)]
 
 
@@ -314,7 +312,7 @@ def _starting_rows(starting: Sequence[Starting], now: datetime) -> list[Row]:
 
 def _folded_row(count: int) -> Row:
     minutes = keys.GONE_TTL_S // 60
-    return plain(f"  {count} gone in the last {minutes} minutes; `embedctl status --all` names them", _WARN)
+    return plain(f"  {count} gone in the last {minutes} minutes; `embedctl doctor` names them", _WARN)
 
 
 def _worker_rows(groups: Sequence[_Group], now: datetime, room: int | None) -> list[Row]:

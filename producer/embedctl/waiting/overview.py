@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
 from operator import itemgetter
 
 from embedctl.common.rates import Rate, seconds_left
 from embedctl.queueing.broker import Broker
-from embedctl.store import GoneWorker, JobStatus, Kind, ServedModel, Starting, WorkerRow
+from embedctl.store import GoneWorker, JobStatus, ServedModel, Starting, WorkerRow
 from embedctl_config import keys
 from embedctl_config.model_names import near_names
 
@@ -22,8 +22,8 @@ JOBS_LOOKED_AT = 100
 ENDED_SHOWN = 5
 #: Recently ended jobs are looked for among this many of the newest jobs.
 _NEWEST = 20
-#: Most gone workers to show.
-GONE_SHOWN = 50
+#: Most workers that are gone to look at: a restart of a whole service leaves so many.
+GONE_LOOKED_AT = 1000
 #: After this long without progress, a job's pace counts as unknown (seconds).
 _FRESH_S = 60.0
 
@@ -76,9 +76,8 @@ class WorkerState:
 class Overview:
     """Everything at one moment, `at` by Redis' clock.
 
-    `gone` are workers that disappeared in the last minutes without signing off, at most :data:`GONE_SHOWN` unless
-    `all_gone` says that each was asked for; if there are more, `more_gone` counts those of each kind. `queues` are
-    those that a live worker consumes or an active job sends to. `active` jobs have not ended: at most
+    `gone` are workers that disappeared in the last minutes without signing off, at most :data:`GONE_LOOKED_AT`.
+    `queues` are those that a live worker consumes or an active job sends to. `active` jobs have not ended: at most
     :data:`JOBS_LOOKED_AT` of `active_count`, first those that a worker has begun, and among these and the others the
     newest first. `ended` are recently ended jobs, the last one first. `full_bytes` are what a full Redis uses and may
     use; None if there is room. `starting` workers take no chunks yet.
@@ -91,8 +90,6 @@ class Overview:
     active: tuple[JobPace, ...]
     active_count: int
     ended: tuple[JobPace, ...]
-    all_gone: bool = False
-    more_gone: Mapping[Kind, int] = field(default_factory=dict)
     full_bytes: tuple[int, int] | None = None
     starting: tuple[Starting, ...] = ()
 
@@ -129,20 +126,16 @@ class Paces:
 
 
 class Gatherer:
-    """Reads an overview from Redis, again and again; with `all_gone`, every worker that disappeared in the last
-    minutes."""
+    """Reads an overview from Redis, again and again."""
 
-    def __init__(self, broker: Broker, *, all_gone: bool = False) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._all_gone = all_gone
         self._paces = Paces()
         self._active: list[str] = []
 
     def look(self) -> Overview:
         """Everything at this moment; raises BrokerUnavailable if Redis can't be reached."""
         workers = list(self._broker.workers.alive())
-        gone = tuple(islice(self._broker.workers.gone(), None if self._all_gone else GONE_SHOWN))
-        cut = len(gone) == GONE_SHOWN and not self._all_gone
         upkept, upkept_count = self._broker.jobs.active_ids(JOBS_LOOKED_AT)
         newest = self._broker.jobs.newest_ids(_NEWEST)
         held = dict.fromkeys(job_id for worker in workers for job_id, _ in worker.holding)
@@ -169,13 +162,11 @@ class Gatherer:
         return Overview(
             at=datetime.fromtimestamp(now_ms / 1000, UTC),
             workers=tuple(WorkerState(worker, _encodes(worker, jobs)) for worker in workers),
-            gone=gone,
+            gone=tuple(islice(self._broker.workers.gone(), GONE_LOOKED_AT)),
             queues=tuple(_queues(sorted(pairs), live, {model for _, model in loaded}, active, now_ms)),
             active=tuple(active),
             active_count=max(len(active), active_count),
             ended=tuple(pace for _, pace in ended[:ENDED_SHOWN]),
-            all_gone=self._all_gone,
-            more_gone=self._broker.workers.gone_kinds() if cut else {},
             full_bytes=self._broker.connection.full_bytes(),
             starting=tuple(self._broker.workers.not_ready.all()),
         )

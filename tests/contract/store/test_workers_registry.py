@@ -239,18 +239,12 @@ def test_rounds_are_few_trips(old_redis: None, broker: Broker, observed: Broker,
     assert len(trips) <= 36, trips
 
 
-def test_workers_gone_are_counted_or_named(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "GONE_SHOWN", 5)
+def test_workers_gone_are_looked_at(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "GONE_LOOKED_AT", 11)
     for number in range(12):
         broker.workers.beat(row(f"w{number}", *(["other"] if number % 3 else [])))
         raw.zadd(keys.WORKERS, {f"w{number}": broker.connection.now_ms() - 1000 * (number + 1)})
-    seen = Gatherer(broker).look()
-    assert len(seen.gone) == 5
-    assert {kind[:3]: count for kind, count in seen.more_gone.items()} == {
-        ("dummy", "dummy", "dummy"): 4,
-        ("dummy", "other", "dummy"): 8,
-    }
-    assert len(Gatherer(broker, all_gone=True).look().gone) == 12
+    assert len(Gatherer(broker).look().gone) == 11
     # A heartbeat ends a little sooner than its worker's name.
     raw.delete(*(keys.heartbeat(f"w{number}") for number in range(5, 12)))
     assert [each.worker.instance for each in Gatherer(broker).look().gone] == ["w4", "w3", "w2", "w1", "w0"]

@@ -33,7 +33,6 @@ WITHOUT_VARIABLE = {
     ("embedctl", "--version"),
     ("embedctl discard", "--older-than"),
     ("embedctl discard", "--state"),
-    ("embedctl status", "--all"),
     *(("embedctl list", option) for option in ("--state", "--model", "--class", "--tenant")),
     ("embedctl worker", "--model"),
     ("embedctl up", "--class"),
