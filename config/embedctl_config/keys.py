@@ -270,19 +270,6 @@ def idempotency(key: str, tenant: str = DEFAULT) -> str:
     return f"embed:idempotency:{_hashed(tenant, key)}"
 
 
-#: A `--sync` that is silent for this long counts as over (seconds).
-SYNC_LEASE_S = 30
-
-
-@_used_by(_PRODUCER, pattern="embed:sync:*")
-def sync(destination: str, tenant: str = DEFAULT) -> str:
-    """String: `ms token machine process host` of the process whose `--sync` writes a destination, and since when.
-
-    The key is hashed, as that of :func:`idempotency` is: two tenants may write destinations of one name.
-    """
-    return f"embed:sync:{_hashed(tenant, destination)}"
-
-
 def _hashed(tenant: str, name: str) -> str:
     return hashlib.sha256(json.dumps([tenant, name]).encode()).hexdigest()
 

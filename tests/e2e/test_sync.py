@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
-from datetime import date
 
 import pytest
 
@@ -14,7 +12,6 @@ from tests.support.changes import DELETE, OTHER_WEIGHTS, Nights, did, killer, ma
 from tests.support.databases import KINDS, Database, Postgres, QdrantByHttp
 from tests.support.forked import Forked
 from tests.support.here import Here
-from tests.support.prepared import PauseAt
 from tests.support.waiting import eventually
 from tests.support.workers import CONFIG
 
@@ -236,30 +233,6 @@ def test_two_at_once_do_no_harm(here: Here, nights: Nights) -> None:
         assert [process.returncode for process in both] == [0, 0], said
         nights.assert_holds(documents)
         assert nights.synced(documents, *DELETE) == (len(documents), 0, 0)
-
-
-@pytest.mark.parametrize("to", ["a table", "a file"])
-def test_the_second_of_two_says_who_is_writing(here: Here, table: Database, to: str) -> None:
-    here.start_worker()
-    here.write(many(10))
-    name = table.url if to == "a table" else str(here.folder.resolve() / "v.parquet")
-    command = ("submit", "corpus.jsonl", "-o", name, "--sync", "--json")
-    pause = here.folder / "paused"
-    pausing = PauseAt(("embedctl.cli.job_command", "submit", 1), pause)
-    first = Forked(command, here.environment, here.folder, prepare=pausing)
-    eventually(pause.exists)
-    second = here.embedctl(*command)
-    told(second)
-    said = [line for line in second.stderr.splitlines() if "Another sync" in line]
-    assert len(said) == 1
-    assert f"is writing {name} now: process {first.pid} on {socket.gethostname()}, since {date.today().year}" in said[0]
-    first.kill()
-    first.wait(60)
-    assert here.raw.keys("embed:sync:*"), "it lapses only later"
-    later = here.embedctl(*command)
-    told(later)
-    assert "Another sync" not in later.stderr
-    assert not here.raw.keys("embed:sync:*")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -22,7 +22,6 @@ from embedctl.cli.results import exit_status
 from embedctl.corpus.records import Record
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Delivered
-from embedctl.destinations.right import announced
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
@@ -72,15 +71,6 @@ class Work:
     progress: JobProgress
     made: Callable[[Job], None]
 
-    @contextmanager
-    def said(self, name: str) -> Iterator[None]:
-        """Say whether another sync is writing a destination now. The next one hears of this one."""
-        asked = self.command.choice.options.tenant
-        with announced(self.broker, name, self.broker.settings.tenant if asked is None else asked) as other:
-            if other:
-                self.progress.say(f"Another sync is writing {name} now: {other}")
-            yield
-
     def submitted(
         self,
         facts: Sequence[Any],
@@ -125,12 +115,11 @@ class Sync(Work):
 
     def run(self) -> Report:
         """JobUnfinished: nothing tells which files the model has."""
-        with self.said(self.database.table.name):
-            if not any(self._is_brought_up_to_date() for _ in range(_ROUNDS)):
-                raise OutputError(
-                    f"{self.database.url} was changed by others {_ROUNDS} times meanwhile: run the command again"
-                )
-            return self._report()
+        if not any(self._is_brought_up_to_date() for _ in range(_ROUNDS)):
+            raise OutputError(
+                f"{self.database.url} was changed by others {_ROUNDS} times meanwhile: run the command again"
+            )
+        return self._report()
 
     def lacking(self) -> Iterator[Record]:
         """The records of the corpus that the database lacks. Raises as :meth:`run`."""

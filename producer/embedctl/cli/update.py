@@ -110,8 +110,7 @@ class Update(Work):
     def run(self) -> Report:
         """If what is known can't be used, nothing is queued. InputError: the corpus can't be read, or changes
         meanwhile."""
-        sync = self.said(str(self.path.absolute())) if self.command.sync.of_file else nullcontext()
-        with sync, opened_cache(self.broker, self.command) as self._cache:
+        with opened_cache(self.broker, self.command) as self._cache:
             try:
                 try:
                     return self._done(sources_of(self.broker, self.command, self.path, self._cache, self.progress.say))

@@ -1,4 +1,4 @@
-"""What one process at a time does: it drains a job, which is its right, or its `--sync` writes a destination."""
+"""The right to drain a job, which one process at a time has."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 from embedctl.common.machine import machine_id, process_id, runs
 from embedctl.destinations.held import Held
-from embedctl.queueing.broker import Broker
 from embedctl.store import BatchFacts, DrainState, Holder, PartFacts
-from embedctl.store.connection import Connection
-from embedctl.store.lease import Lease, keep_turn, take_turn
+from embedctl.store.lease import Lease
 from embedctl.waiting.waiter import Waiter
 from embedctl_config import keys
 from embedctl_config.errors import EmbedctlError, JobHeld
@@ -89,49 +86,6 @@ def overtaken(job_id: str) -> JobHeld:
     return JobHeld(
         f"job {job_id} was drained by another process, while this one stood still; the same command resumes there"
     )
-
-
-@contextmanager
-def announced(broker: Broker, destination: str, tenant: str) -> Iterator[str]:
-    """Tell other syncs of a tenant meanwhile that this process writes a destination, by its name without a password.
-    None is refused, because two do no harm. Yields who told that before, and since when; empty if nobody did. Through
-    a gateway, nobody is told."""
-    if broker.remote is not None:
-        yield ""
-        return
-    connection = broker.connection
-    key = keys.sync(destination, tenant)
-    mine = f"{connection.recent_now_ms()} {_this_process().as_text()}"
-    take = partial(take_turn, connection, key, keys.SYNC_LEASE_S, mine)
-    keep = partial(keep_turn, connection, key, mine)
-
-    def renew() -> bool:
-        """Take it too if Redis forgot it, and if the other one has died or come to its end."""
-        return keep(keys.SYNC_LEASE_S) or bool(take()) or True
-
-    other = "" if take() else _told_by_another(connection, key)
-    try:
-        with Lease(renew, keys.SYNC_LEASE_S / 3, 0.0):
-            yield other
-    finally:
-        with suppress(EmbedctlError):  # otherwise the lease runs out, only later
-            keep(0)
-
-
-def _told_by_another(connection: Connection, key: str) -> str:
-    """What a living process has said under this key, in words. What a dead one has said is removed."""
-    with connection.client() as client:
-        text = client.get(key)
-    if text is None:
-        return ""
-    since_ms, *rest = text.decode().split(" ", 4)
-    holder = Holder(*rest)
-    if _has_died(holder):
-        with connection.client() as client:
-            client.unlink(key)
-        return ""
-    since = datetime.fromtimestamp(int(since_ms) / 1000).astimezone()
-    return f"{holder}, since {since:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def _this_process() -> Holder:

@@ -25,9 +25,9 @@ _END_S = 1.0
 _LOOKED_AT = 16
 
 
-def take_turn(connection: Connection, key: str, held_s: float, token: str = "") -> str:
-    """The token, a random one by default, of a turn of this length, if no process has it now; otherwise empty."""
-    token = token or secrets.token_hex(8)
+def take_turn(connection: Connection, key: str, held_s: float) -> str:
+    """The token of a turn of this length, if no process has it now; otherwise empty."""
+    token = secrets.token_hex(8)
     with connection.client() as client:
         return token if client.set(key, token, nx=True, px=max(1, int(held_s * 1000))) else ""
 

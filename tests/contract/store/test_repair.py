@@ -75,7 +75,6 @@ LEASES = {
     keys.producer(keys.JOB_IDS),
     keys.drainer(keys.JOB_IDS),
     keys.cursors(keys.JOB_IDS),
-    "embed:sync:*",
     keys.made(ANY),
     keys.died(ANY),
     keys.watched(ANY),
