@@ -165,7 +165,6 @@ class Place:
             _make_folder(made)
 
     def _ask(self, method: str, /, *args: Any, **named: Any) -> Any:
-        """What a method of fsspec answers."""
         with plain_errors():
             if self._process != os.getpid():  # fsspec's connections don't outlive a fork
                 self._files = _opened(self._scheme)

@@ -128,7 +128,6 @@ class Sync(Work):
 
     @cached_property
     def _contract(self) -> Contract:
-        """The contract of a job that is to be made."""
         options = self.command.choice.options
         if (contract := self.database.contract(self.broker, options)) is not None:
             return contract

@@ -111,7 +111,6 @@ class _Window:
                     return value
 
     def shown(self, at: int | None = None) -> str:
-        """What begins at a place, for messages."""
         start = self._at if at is None else at
         return repr(self._text[start : start + 20]) if start < len(self._text) else "the end of the file"
 

@@ -228,7 +228,6 @@ class BatchCorpus:
         return BatchFileError(f"{name}: empty_batch: it holds no request", data=[_as_data(mistake, None)])
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each line that is not empty, and its place."""
         lines = (
             (number << _LINE_BITS | line_number, line)
             for number, file in enumerate(self.files)

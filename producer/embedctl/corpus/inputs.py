@@ -109,7 +109,6 @@ def _found(pattern: str) -> Iterator[str]:
 
 
 def _folders(folder: str, seen: set[str]) -> Iterator[str]:
-    """A folder and those in it, at any depth."""
     if (real := os.path.realpath(folder)) in seen:
         return
     seen.add(real)
@@ -120,7 +119,6 @@ def _folders(folder: str, seen: set[str]) -> Iterator[str]:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder, but for hidden files."""
     try:
         with os.scandir(folder or ".") as entries:
             return sorted((each for each in entries if not each.name.startswith(".")), key=lambda each: each.name)
@@ -146,7 +144,6 @@ def is_known(path: str) -> bool:
 
 
 def _suffix(path: str) -> str:
-    """A file's suffix, without that of its compression."""
     plain = Path(path)
     if plain.suffix.lower() in COMPRESSIONS:
         plain = plain.with_suffix("")

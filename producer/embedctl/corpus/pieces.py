@@ -67,7 +67,6 @@ def pieces_of(
 def _divided(
     process: subprocess.Popen[bytes], records: Iterator[Record], prompt: str
 ) -> Iterator[tuple[Record, list[Span]]]:
-    """Each record with the places of its pieces."""
     while batch := _batch(records):
         yield from zip(batch, _asked(process, batch, prompt), strict=True)
 

@@ -122,7 +122,6 @@ class NpyWriter(Writer):
         self._array[chunk.positions] = self._numbers.of(chunk.vectors)
 
     def _complete(self) -> None:
-        """Store what is left, once all records have a row."""
         if self._array is None:
             self._array = self._preallocated(0)
         if isinstance(self._array, np.memmap):

@@ -58,7 +58,6 @@ class NpzWriter(NpyWriter):
         self._stored, self._ends = int(ends[-1]), self._ends + len(ends)
 
     def _complete(self) -> None:
-        """Make one file of the arrays, which are then gone."""
         self._arrays["indptr"].write(repeat(self._stored.to_bytes(8, "little"), self._rows - self._ends))
         sizes = {"data": self._stored, "indices": self._stored, "indptr": self._rows + 1}
         whole = part_of(self._path)

@@ -169,7 +169,6 @@ class PartsBucket(Place):
         self._ask("rm_file", self._key(name))
 
     def _ask(self, method: str, /, *args: Any, **named: Any) -> Any:
-        """What a method of fsspec answers."""
         with plain_errors():
             return getattr(self._files, method)(*args, **named)
 

@@ -154,7 +154,6 @@ class PostgresTable(Destination):
         return sql.SQL(self.id_type.sql)
 
     def _rows(self, batch: Batch) -> Iterator[tuple[Table, Batch]]:
-        """The rows of each table."""
         return zip(self._tables, (batch, child_rows(batch)), strict=False)
 
     def _added(self, cursor: psycopg.Cursor[Any], batch: Batch) -> bool:

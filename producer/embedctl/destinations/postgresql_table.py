@@ -91,7 +91,6 @@ def vector_columns(contract: Contract) -> dict[str, tuple[LiteralString, int]]:
 
 
 def _types(cursor: Cursor[Any], number: int) -> dict[str, str]:
-    """The type of each column of a table."""
     rows = cursor.execute(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
         "WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",

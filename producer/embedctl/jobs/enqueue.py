@@ -190,7 +190,6 @@ def _as_begun(broker: Broker, options: SubmitOptions) -> SubmitOptions:
 
 
 def _checked(records: Iterable[Record], options: SubmitOptions) -> Iterable[Record]:
-    """The records, with what the options ask for each of them."""
     if options.duplicates == "error":
         from embedctl.corpus.unique import checked  # here, because few calls need it
 
@@ -214,7 +213,6 @@ def _begun_inline(broker: Broker, options: SubmitOptions, ahead: ReadAhead, toke
 
 
 def _finished(broker: Broker, inline: InlineJob, progress: SubmitProgress | None) -> Job:
-    """The job, once its caller was told of its records."""
     job_id = str(inline.job_id)
     try:
         if progress is not None:

@@ -151,7 +151,6 @@ def _bytes(component: int, lengths: Sequence[tuple[int, int]]) -> int | None:
 
 @contextmanager
 def _counting(model: str, options: SubmitOptions) -> Iterator[_TokenCounter]:
-    """A counter of the tokens that the records of a job have."""
     command = [sys.executable, "-m", "embedctl_workers.commands.count", model]
     command += ["--windows"] if options.long == "mean" else []
     command += prompt_flags(options.prompt, options.prompt_name)

@@ -116,7 +116,6 @@ class Sweeper:
             return []
 
     def _look(self, folder: str, before: float) -> None:
-        """Note what is nobody's in one folder."""
         old = [each.name for each in self._listed(folder) if not each.is_folder and each.modified < before]
         for at in range(0, len(old), _TOGETHER):
             unused = self._unused(folder, old[at : at + _TOGETHER])

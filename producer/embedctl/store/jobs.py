@@ -110,7 +110,6 @@ class JobStore(JobReader):
     def _take_inline(
         self, job_id: str, made_with: str, creation: ScriptCall, value: bytes, digest: bytes, rows: int, token: str
     ) -> list[Any]:
-        """Take the steps of an inline job; returns their answers."""
         job, producer = keys.job(job_id), keys.producer(job_id)
         chunk = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)]
         calls = [
@@ -254,7 +253,6 @@ class JobStore(JobReader):
         return [keys.given(token)], [*args, by.precision, int(by.takes_new), int(by.quarantine)]
 
     def _given(self, token: str, answer: tuple[str, list[Any]]) -> Given:
-        """What an answer of the script `next` gives."""
         said, (met, *claims) = answer
         return Given(
             [claim_of(token, facts, self._job_in(*facts)) for facts in claims],

@@ -63,7 +63,6 @@ class Repair:
             yield self._jobs([name for name in _after(keys.job(""), names) if keys.is_job_id(name)], others)
 
     def _list_others(self, names: Sequence[str]) -> int:
-        """List files, batches and events; returns their number."""
         calls = [
             ScriptCall("relist_made", [keys.webhook_event(name), keys.UNTOLD], [name])
             for name in _after(keys.webhook_event(""), names)
@@ -80,7 +79,6 @@ class Repair:
         return len(calls)
 
     def _jobs(self, job_ids: Sequence[str], others: int) -> Repaired:
-        """List jobs, and those of their chunks that are ready."""
         read = zip(job_ids, self._upkeep.read(job_ids), strict=True)
         found = {job_id: job for job_id, job in read if job is not None}
         answers = self._connection.scripts([ScriptCall("relist", [keys.job(each)], [each]) for each in found])

@@ -350,14 +350,12 @@ def _ask_tenant(pipe: Any, job_id: str) -> None:
 
 
 def _own(job_id: str) -> list[str]:
-    """A job's keys, apart from its chunks and lists of all jobs."""
     of_job = (keys.job, keys.owners, keys.attempts, keys.ready, keys.suspects, keys.events, keys.counted)
     of_processes = (keys.producer, keys.cursors, keys.drainer)
     return [*(key(job_id) for key in (*of_job, *of_processes)), *_of_drain(job_id)]
 
 
 def _of_drain(job_id: str) -> list[str]:
-    """The keys that say what is drained."""
     return [keys.drained(job_id), keys.parts(job_id), keys.digests(job_id)]
 
 
@@ -403,7 +401,6 @@ def _active_job(
 
 
 def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Looked | BrokerRefused:
-    """The combined answers of the scripts of one look."""
     if isinstance(answers["reap"], BrokerRefused):
         return answers["reap"]
     found: dict[str, list[Any]] = {}

@@ -141,7 +141,6 @@ class Cache:
             publish(self.path)
 
     def _is_there(self) -> bool:
-        """Whether there is a file that is not empty."""
         return self.path.exists() and self.path.stat().st_size > 0
 
     def _check(self) -> None:

@@ -224,7 +224,6 @@ def _copied(known: Known, places: list[int], digests: Digests) -> Iterator[tuple
 
 
 def _done(spec: JobSpec) -> JobStatus:
-    """The status of a job that need not be made."""
     now = datetime.now(UTC)
     return spec.as_status(
         id="",

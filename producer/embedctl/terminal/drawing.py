@@ -358,7 +358,6 @@ def _active_block(pace: JobPace, width: int | None) -> Block:
 
 
 def _notes(job: JobStatus) -> list[str]:
-    """What stands below an active job."""
     notes = [f"{name}: {said}" for name, said in troubles(job)]
     if job.deaths:
         workers = "a worker" if job.deaths == 1 else f"{job.deaths} workers"
