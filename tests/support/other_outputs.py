@@ -28,6 +28,15 @@ def make_sparse(folder: Path, tiny: Tiny, **pooling: Any) -> Path:
     return folder / "model"
 
 
+def make_three(folder: Path, tiny: Tiny) -> Path:
+    """A dense model with bge-m3's two heads beside it, of random weights."""
+    made = make_model(folder, tiny)
+    torch.manual_seed(1)
+    for name, width in (("sparse", 1), ("colbert", 24)):
+        torch.save(torch.nn.Linear(tiny.hidden, width).state_dict(), made / f"{name}_linear.pt")
+    return made
+
+
 def make_multi(folder: Path, tiny: Tiny, *, attend: bool = False, strategy: str = "fixed", **first: Any) -> Path:
     """A ColBERT model of a family, with random weights: markers, punctuation that is skipped, expanded queries."""
     base = make_model(folder / "base", tiny)

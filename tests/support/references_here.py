@@ -15,6 +15,7 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.references import References
 from tests.support.forked import status_of_fork
 
 
@@ -33,21 +34,21 @@ def by_torch(folder: Path, texts: Sequence[str], **options: Any) -> Vectors:
     return np.asarray(sentence_transformer(folder).encode(list(texts), batch_size=1, **options))
 
 
-def compute_here(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:
+def compute_here(files: ModelFiles, host: Host, path: Path) -> References | None:
     """Stands in for `embedctl_workers.models.references._compute`."""
     before, sys.argv = sys.argv, ["references", str(files.folder), str(path), files.pooling, ",".join(files.outputs)]
     try:
         references.main()
     finally:
         sys.argv = before
-    return references._load(path)
+    return references._load(path, files.outputs)
 
 
 def stand_in() -> None:
     """Let this fork compute references itself, where its host may build them."""
     real = references._compute
 
-    def compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
+    def compute(files: ModelFiles, host: Host, path: Path) -> References:
         here = compute_here(files, host, path) if host.build else None
         return here or real(files, host, path)
 

@@ -25,6 +25,7 @@ from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
+from tests.support.other_outputs import make_three
 from tests.support.tiny_models import Tiny, make_model
 
 MINILM = "all-MiniLM-L6-v2"
@@ -38,7 +39,8 @@ BackendOf = Callable[[str], Backend]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {name: make_model(tmp_path_factory.mktemp(name), tiny) for name, tiny in TINY.items()}
-    return {"MiniLM": resolve_model(MINILM).folder, **made}
+    three = make_three(tmp_path_factory.mktemp("three"), Tiny("xlm-roberta", pooling="cls"))
+    return {"MiniLM": resolve_model(MINILM).folder, "three heads": three, **made}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +65,8 @@ def failed(report: Report) -> set[str]:
 
 
 def case(*values: Any, model: str, name: str) -> Any:
-    """A parametrised case; one model is enough for the quick suite."""
-    return pytest.param(*values, id=name, marks=[] if model == "bert" else [pytest.mark.slow])
+    """A parametrised case; small models are enough for the quick suite."""
+    return pytest.param(*values, id=name, marks=[] if model in ("bert", "three heads") else [pytest.mark.slow])
 
 
 @pytest.mark.slow
@@ -250,6 +252,26 @@ class Flaky(Proxy):
         return super().forward(tokens, rows)
 
 
+class OtherWeight(Proxy):
+    """The first word of each text has another weight; the output is one of the heads beside dense vectors."""
+
+    def finish(self, output: Any, *, normalize: bool) -> Any:
+        found: Any = super().finish(output, normalize=normalize)
+        for cell in found[:, 0] if found.dtype == object else ():
+            cell["weight"][:1] += 2e-4
+        return found
+
+
+class FirstTokenToo(Proxy):
+    """A text's first token has a vector, too."""
+
+    def finish(self, output: Any, *, normalize: bool) -> Any:
+        found: Any = super().finish(output, normalize=normalize)
+        if found.dtype == object:
+            found[:, 1] = [np.concatenate([cell[:1], cell]) for cell in found[:, 1]]
+        return found
+
+
 BEHAVIOURS: list[tuple[type[Proxy], str, Precision, set[str]]] = [
     (NoPrompt, "bert", "fp32", {"in batches", "prompt, raw"}),
     (WrongPrompt, "MiniLM", "int8", {"prompt, raw"}),
@@ -261,6 +283,8 @@ BEHAVIOURS: list[tuple[type[Proxy], str, Precision, set[str]]] = [
     (SeesNeighbours, "bert", "fp32", {"in batches", "beside a longer text"}),
     (KnowsItsPlace, "MiniLM", "fp32", {"in batches"}),
     (Flaky, "bert", "int8", {"in batches"}),
+    (OtherWeight, "three heads", "fp32", {"sparse, in batches", "sparse, prompt, raw", "sparse, alone"}),
+    (FirstTokenToo, "three heads", "fp32", {"multi, in batches", "multi, prompt, raw", "multi, alone"}),
 ]
 
 

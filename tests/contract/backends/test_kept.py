@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from embedctl_config.hardware import ModelEntry
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
@@ -148,10 +149,10 @@ def test_what_is_shipped_is_what_sentence_transformers_makes_of_the_model(tmp_pa
     """After a change of a format or of the texts: `embedctl model verify` makes both files in its cache."""
     files, cache = resolve_model("all-MiniLM-L6-v2"), tmp_path / "cache"
     host = Host(threads=1, cache=cache)
-    made = references._load(references_path(files, host))
+    made = references._load(references_path(files, host), PLAIN)
     assert made is not None, "there is no shipped file of this name"
     theirs = sentence_transformer(files.folder)
-    for prompt, vectors in ((None, made["plain"]), (PROMPT, made["prompted"])):
+    for prompt, vectors in zip((None, PROMPT), made[Output.DENSE], strict=True):
         expected = theirs.encode(list(GATE_TEXTS.values()), prompt=prompt, batch_size=1)
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
     shipped = kept_model(files, host)

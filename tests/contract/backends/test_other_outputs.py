@@ -4,7 +4,6 @@ formulas."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 from tests.support.chunks import BUDGET, chunk_of
 from tests.support.onnx_models import quick_artifact
-from tests.support.other_outputs import make_multi, make_sparse
+from tests.support.other_outputs import make_multi, make_sparse, make_three
 from tests.support.stand_in_gpu import StandIn
 from tests.support.tiny_models import MakeModel, Tiny
 
@@ -127,13 +126,12 @@ def test_vectors_of_tokens_are_those_of_a_multi_vector_encoder(
 def test_a_model_of_three_heads_gives_all_in_one_pass(
     tiny_model: MakeModel, host: Host, tmp_path: Path, engine: str
 ) -> None:
-    plain = tiny_model(Tiny("xlm-roberta", pooling="cls", normalize=True))
-    folder = shutil.copytree(plain, tmp_path / "bge")
-    torch.manual_seed(1)
+    tiny = Tiny("xlm-roberta", pooling="cls", normalize=True)
+    folder = make_three(tmp_path / "bge", tiny)
     sparse, multi = torch.nn.Linear(32, 1), torch.nn.Linear(32, 24)
-    torch.save(sparse.state_dict(), folder / "sparse_linear.pt")
-    torch.save(multi.state_dict(), folder / "colbert_linear.pt")
-    assert fingerprint_of(folder) != fingerprint_of(plain)
+    sparse.load_state_dict(torch.load(folder / "sparse_linear.pt"))
+    multi.load_state_dict(torch.load(folder / "colbert_linear.pt"))
+    assert fingerprint_of(folder) != fingerprint_of(tiny_model(tiny))
     encoder = ChunkEncoder(load(folder, host, engine), BUDGET)
     found = encoder.encode(encoder.prepare(chunk_of(*TEXTS), {"vectors": ["dense", "sparse", "multi"]})).vectors
     model = SentenceTransformer(str(folder), device="cpu")

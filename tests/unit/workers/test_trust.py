@@ -17,6 +17,7 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.outputs import PLAIN
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import ArtifactStore
 from embedctl_workers.models.cache import distrusted, keep, private_folder
@@ -70,7 +71,7 @@ def _save_references(cache: Path) -> Path:
 
 def _found(kind: str, cache: Path) -> object:
     if kind == "references":
-        return _load(references_path(FILES, Host(1, cache)))
+        return _load(references_path(FILES, Host(1, cache)), PLAIN)
     if kind == "tuned":
         return load_tuned(HardwareClass(), FILES.fingerprint, cache)
     return ArtifactStore(cache).find(MINE)

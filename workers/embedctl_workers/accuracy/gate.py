@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ from embedctl_workers.accuracy.ranking import Agreement, agreements
 from embedctl_workers.accuracy.report import FEW, Check, Report
 from embedctl_workers.arrays.distance import Measured, measure
 from embedctl_workers.arrays.halves import rounded
-from embedctl_workers.arrays.outputs import in_rows
-from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.arrays.outputs import side_by_side
+from embedctl_workers.arrays.tokens import Found
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import files_in, note, noted, software
@@ -32,7 +32,8 @@ _NAMES = tuple(TEXTS)
 _SHORT = 64
 #: How far the length of a normalised vector may be from 1.
 _UNIT_ERROR = 1e-5
-#: How far a weight, or a number of a token's vector, may be from the reference: by this part of it, and by this much.
+#: How far a weight, or a number of a token's vector, may be from the reference in fp32: by this part of it, and by this
+#: much.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-4
 _OTHERWISE = f"a weight, or a number of a token's vector, is off by more than {_ABSOLUTE:g}, or there are others"
 
@@ -56,7 +57,7 @@ def run_gate(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Repo
         promise = [hardware.precision, hardware.overrides_in_words, asdict(bounds)]
         facts = [backend.fingerprint, hardware.backend, engine, promise, software(), kernels]
         report = _passed_before(noted(host.cache, "passed", facts))
-        if report is not None and _still(encoder, report.bounds, references_for(backend.reference.files, host)):
+        if report is not None and _still(encoder, report.bounds, host):
             return report
     report = measure_backend(encoder, hardware, host)
     if report is not None and not report.passed:
@@ -79,59 +80,72 @@ def _check(measured: Mapping[str, Any], bounds: Mapping[str, Any], **others: Any
     return Check(measured=Measured(**measured), bounds=Thresholds(**bounds), **others)
 
 
-def _still(encoder: ChunkEncoder, bounds: Thresholds, references: Vectors) -> bool:
-    """Whether a text of the gate has its vector."""
-    at = _NAMES.index(KNOWN_GOOD)
-    if encoder.backend.dim not in (0, references.shape[1]):
-        return False
-    return _Gate(encoder, bounds, references.shape[1], float16=False).one(at, references[[at]]).passed
+def _still(encoder: ChunkEncoder, bounds: Thresholds, host: Host) -> bool:
+    """Whether a text of the gate has what it had."""
+    return all(check.passed for gate in _gates(encoder, bounds, host) for check in gate.of_one())
 
 
 def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Report | None:
-    """As :func:`run_gate`, but a figure beyond its bound raises nothing.
-
-    GateFailed if the vectors and the references differ in their number of dimensions.
-    """
+    """As :func:`run_gate`, but a figure beyond its bound raises nothing; raises as :func:`_gates`."""
     backend = encoder.backend
     if backend.reference is None:
         return None
-    files = backend.reference.files
-    plain, prompted = references_for(files, host), references_for(files, host, prompt=PROMPT)
-    if backend.dim not in (0, plain.shape[1]):
-        raise GateFailed(
-            f"the accuracy gate failed: vectors of model {files.name!r} have {plain.shape[1]} dimensions in torch, and "
-            f"{backend.dim} in the backend {hardware.backend!r}"
-        )
     bounds = hardware.thresholds(backend.reference.bounds)
+    gates = _gates(encoder, bounds, host, float16=hardware.stores_float16)
     return Report(
-        title=f"model {files.name}, backend {hardware.backend} ({backend.engine}), {hardware.precision}, "
-        "against torch in fp32",
+        title=f"model {backend.reference.files.name}, backend {hardware.backend} ({backend.engine}), "
+        f"{hardware.precision}, against torch in fp32",
         bounds=bounds,
         overrides=hardware.overrides_in_words,
-        checks=_Gate(encoder, bounds, plain.shape[1], float16=hardware.stores_float16).checks(plain, prompted),
+        checks=[check for gate in gates for check in gate.checks()],
         rankings=agreements(encoder, hardware.precision, host),
     )
 
 
-class _Gate:
-    """Encodes the gate's texts like a chunk, in the encoder's batches or in chosen ones.
+def _gates(encoder: ChunkEncoder, bounds: Thresholds, host: Host, *, float16: bool = False) -> list[_Gate]:
+    """A gate of what a model gives of texts by itself; and in fp32, another one of the heads beside its dense vectors.
 
-    If results store the vectors in float16, their distances are measured after that rounding. A model that gives no
-    dense vectors is measured by its own output, as rows of `columns`: in fp32, each of their numbers has a bound, too.
+    GateFailed if the vectors and the references differ in their number of dimensions.
+    """
+    backend = encoder.backend
+    assert backend.reference is not None
+    files = backend.reference.files
+    references = references_for(files, host)
+    dimensions = references[Output.DENSE][0].shape[1] if backend.dim else 0
+    if backend.dim != dimensions:
+        raise GateFailed(
+            f"the accuracy gate failed: vectors of model {files.name!r} have {dimensions} dimensions in torch, and "
+            f"{backend.dim} here"
+        )
+    parts = [backend.outputs[:1], backend.outputs[1:] if bounds.max_abs_error <= _ABSOLUTE else ()]
+    return [
+        _Gate(encoder, bounds, {each: references[each] for each in part}, float16=float16) for part in parts if part
+    ]
+
+
+class _Gate:
+    """Encodes the gate's texts like a chunk, in the encoder's batches or in chosen ones, into some outputs at once.
+
+    `expected` holds their references, without a prompt and with one. If results store vectors in float16, their
+    distances are measured after that rounding. Of weights and of tokens' vectors, each number has a bound in fp32, and
+    no other figure has one.
     """
 
-    def __init__(self, encoder: ChunkEncoder, bounds: Thresholds, columns: int, *, float16: bool) -> None:
-        self._columns = columns
-        self._other = encoder.backend.outputs[0] if Output.DENSE not in encoder.backend.outputs else None
+    def __init__(
+        self,
+        encoder: ChunkEncoder,
+        bounds: Thresholds,
+        expected: Mapping[Output, tuple[Found, Found]],
+        *,
+        float16: bool,
+    ) -> None:
+        self._expected = expected
         self._exact = bounds.max_abs_error <= _ABSOLUTE
         self._float16 = float16
         self._encoder = encoder
         self._bounds = bounds
-        # The largest error of a vector within these bounds; the error of its length can't be larger. A relative error
-        # of e turns a vector to a cosine of 1 - e²/2.
-        self._raw_error = min(bounds.max_abs_error * math.sqrt(columns), math.sqrt(2 * (1 - bounds.min_cosine)))
 
-    def checks(self, plain: Vectors, prompted: Vectors) -> list[Check]:
+    def checks(self) -> list[Check]:
         every = range(len(_NAMES))
         prepared = self._prepare(every)
         lengths = prepared.tokens.lengths.tolist()
@@ -150,63 +164,67 @@ class _Gate:
         beside = self._encode([*padded, longer], batches=[[len(padded), *range(len(padded))]])
         reverse = self._encode(few, batches=[range(len(few))[::-1]])
         return [
-            self._check("in batches", together, plain),
-            self._check("prompt, raw", prompted_raw, prompted[short], normalized=False),
-            self._check("alone", alone, plain[few]),
-            self._check("beside a longer text", beside, plain[[*padded, longer]]),
-            self._check("in another order", reverse, plain[few]),
+            check
+            for output in self._expected
+            for check in (
+                self._check(output, "in batches", together, every),
+                self._check(output, "prompt, raw", prompted_raw, short, prompted=True),
+                self._check(output, "alone", alone, few),
+                self._check(output, "beside a longer text", beside, [*padded, longer]),
+                self._check(output, "in another order", reverse, few),
+            )
         ]
 
-    def one(self, row: int, reference: Vectors) -> Check:
-        return self._check("known good", self._encode([row]), reference)
+    def of_one(self) -> list[Check]:
+        rows = [_NAMES.index(KNOWN_GOOD)]
+        found = self._encode(rows)
+        return [self._check(output, "known good", found, rows) for output in self._expected]
 
     def _prepare(self, rows: Sequence[int], *, prompt: str | None = None, normalize: bool = True) -> Prepared:
         texts = [TEXTS[_NAMES[row]].encode() for row in rows]
         chunk = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT] * len(texts)), texts=texts)
-        normalize = normalize and self._other is None
-        options = {"prompt": prompt, "normalize": normalize, **self._encoder.own_options}
-        return self._encoder.prepare(chunk, options)
+        # The references of tokens' vectors are of length 1.
+        options = {"prompt": prompt, "normalize": normalize or Output.DENSE not in self._expected}
+        return self._encoder.prepare(chunk, {**options, "vectors": list(self._expected)})
 
     def _encode(
         self, rows: Sequence[int], prepared: Prepared | None = None, batches: Sequence[Sequence[int]] = ()
-    ) -> _Encoded:
+    ) -> EncodedChunk:
         prepared = prepared or self._prepare(rows)
         if batches:
             prepared = replace(prepared, batches=[np.array(batch, np.int64) for batch in batches])
-        encoded = self._encoder.encode(prepared)
-        names = [_NAMES[row] for row in rows]
-        vectors = in_rows(encoded.vectors, self._columns)
-        return _Encoded(names, vectors, {names[error.row]: error.message for error in encoded.errors})
+        return self._encoder.encode(prepared)
 
-    def _check(self, name: str, found: _Encoded, expected: Vectors, *, normalized: bool = True) -> Check:
-        failures = dict(found.failures)
-        if self._other is not None:
-            normalized = False
-            if self._exact:
-                close = np.isclose(found.vectors, expected, _RELATIVE, _ABSOLUTE)
-                failures |= {name: _OTHERWISE for name, row in zip(found.names, close, strict=True) if not row.all()}
-        elif normalized:
-            expected = unit(expected)
-        measured = measure(found.vectors, expected)
+    def _check(
+        self, output: Output, name: str, encoded: EncodedChunk, texts: Sequence[int], *, prompted: bool = False
+    ) -> Check:
+        dense = output is Output.DENSE
+        names, references = [_NAMES[row] for row in texts], self._expected[output][prompted][list(texts)]
+        normalized = dense and not prompted
+        found, expected = side_by_side(
+            encoded.vectors if dense else encoded.vectors[:, list(self._expected).index(output)],
+            unit(references) if normalized else references,
+        )
+        failures = {names[error.row]: error.message for error in encoded.errors}
+        measured = measure(found, expected)
         if self._float16:  # rounding alone changes lengths by more than a normalised vector may be off
-            measured = replace(measure(rounded(found.vectors), expected), length_error=measured.length_error)
-        texts = len(found.names)
+            stored = [rounded(row[np.newaxis])[0] for row in found]
+            measured = replace(measure(stored, expected), length_error=measured.length_error)
+        # The largest error of a vector within these bounds; the error of its length can't be larger. A relative error
+        # of e turns a vector to a cosine of 1 - e²/2.
+        bounds, columns = self._bounds, max(map(len, expected))
+        raw_error = min(bounds.max_abs_error * math.sqrt(columns), math.sqrt(2 * (1 - bounds.min_cosine)))
+        if self._exact and not dense:
+            close = [np.allclose(*each, _RELATIVE, _ABSOLUTE) for each in zip(found, expected, strict=True)]
+            failures |= {name: _OTHERWISE for name, each in zip(names, close, strict=True) if not each}
+            bounds, raw_error = Thresholds(), math.inf
         return Check(
-            name=name,
-            texts=texts,
+            name=name if output is self._encoder.backend.outputs[0] else f"{output}, {name}",
+            texts=len(names),
             measured=measured,
-            bounds=self._bounds if texts > FEW + 1 else replace(self._bounds, mean_cosine=-1.0),
-            length_bound=_UNIT_ERROR if normalized else self._raw_error,
+            bounds=bounds if len(names) > FEW + 1 else replace(bounds, mean_cosine=-1.0),
+            length_bound=_UNIT_ERROR if normalized else raw_error,
             normalized=normalized,
-            worst=found.names[measured.worst],
+            worst=names[measured.worst],
             failures=failures,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """Vectors of texts, float32, texts × dimensions; and text → why it has none."""
-
-    names: Sequence[str]
-    vectors: Vectors
-    failures: Mapping[str, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from embedctl_config.hardware import Thresholds
 from embedctl_workers.arrays.tokens import Vectors
 
+#: Vectors, one after the other; perhaps the rows of a matrix.
+Rows = Sequence[Vectors] | Vectors
 _Float64 = npt.NDArray[np.float64]
 
 
@@ -36,29 +39,32 @@ class Measured:
         )
 
 
-def measure(vectors: Vectors, references: Vectors) -> Measured:
-    """Compare vectors of any length row by row; both are float32, texts × dimensions, of one shape, else ValueError."""
-    if vectors.shape != references.shape:
-        raise ValueError(f"vectors of shape {vectors.shape} can't be compared with {references.shape}")
-    found, found_length = _split(vectors)
-    expected, expected_length = _split(references)
-    apart = np.abs(found - expected).max(axis=1)
-    cosines = (found * expected).sum(axis=1)
+def measure(vectors: Rows, references: Rows) -> Measured:
+    """Compare vectors of any length row by row, float32, each with its reference; ValueError if one has another
+    shape."""
+    figures = np.array([_figures(*each) for each in zip(vectors, references, strict=True)])
+    apart, cosines, lengths = figures.T
     return Measured(
         max_abs_error=float(apart.max()),
         min_cosine=float(cosines.min()),
         mean_cosine=float(cosines.mean()),
-        length_error=float(np.abs((found_length - expected_length) / _or_one(expected_length)).max()),
+        length_error=float(lengths.max()),
         worst=int(np.argmax(apart)),  # a row of NaN counts as the largest
     )
 
 
-def _split(vectors: Vectors) -> tuple[_Float64, _Float64]:
-    """Directions and lengths, float64; the direction of a vector of length 0 is the vector itself."""
-    exact = vectors.astype(np.float64)
-    lengths = np.linalg.norm(exact, axis=1)
-    return exact / _or_one(lengths)[:, None], lengths
+def _figures(vector: Vectors, reference: Vectors) -> tuple[float, float, float]:
+    """The largest difference of a component, the cosine, and the relative difference in length."""
+    if vector.shape != reference.shape:
+        raise ValueError(f"a vector of shape {vector.shape} can't be compared with one of {reference.shape}")
+    (found, found_length), (expected, length) = _split(vector), _split(reference)
+    apart = np.abs(found - expected).max(initial=0)
+    cosine = float(found @ expected) if found_length or length else 1.0
+    return float(apart), cosine, abs(found_length - length) / (length or 1)
 
 
-def _or_one(lengths: _Float64) -> _Float64:
-    return np.where(lengths == 0, 1, lengths)
+def _split(vector: Vectors) -> tuple[_Float64, float]:
+    """Direction, float64, and length; the direction of a vector of length 0 is the vector itself."""
+    exact = vector.astype(np.float64)
+    length = float(np.linalg.norm(exact))
+    return exact / (length or 1), length

@@ -139,22 +139,30 @@ def normalized(found: Found) -> Found:
     return cells
 
 
-def in_rows(found: Found, columns: int | None) -> Vectors:
-    """One output of texts as rows of equal length, float32, texts × columns: weights at their words, or the vectors of
-    tokens one after the other, then zeros. NaN for a text that failed; ValueError if one has more; None: as one has."""
+def side_by_side(found: Found, expected: Found) -> tuple[Sequence[Vectors] | Vectors, Sequence[Vectors] | Vectors]:
+    """One output of texts, and another finding of the same, as rows of numbers, those of a text equally long: vectors;
+    or of cells, the weights of the words that either has, or the vectors of tokens one after the other, then zeros
+    where one has fewer. NaN for a text that failed."""
     if found.dtype != object:
-        return found
-    rows = np.zeros((len(found), found[0, 0].size if columns is None else columns), np.float32)
-    for row, cell in zip(rows, found[:, 0], strict=True):
-        if cell is None:
-            row[:] = np.nan
-        elif cell.dtype == WEIGHT:
-            row[cell["index"]] = cell["weight"]
-        elif cell.size > len(row):
-            raise ValueError(f"{cell.size} numbers, and {len(row)} were expected")
-        else:
-            row[: cell.size] = cell.reshape(-1)
-    return rows
+        return found, expected
+    pairs = [_in_one_order(*each) for each in zip(found, expected, strict=True)]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def _in_one_order(found: npt.NDArray[Any] | None, expected: npt.NDArray[Any]) -> tuple[Vectors, Vectors]:
+    if found is None:
+        return np.full(1, np.nan, np.float32), np.zeros(1, np.float32)
+    if expected.dtype == WEIGHT:
+        words = np.union1d(found["index"], expected["index"])
+        return _weights_at(words, found), _weights_at(words, expected)
+    size = max(found.size, expected.size)
+    return np.pad(found.reshape(-1), (0, size - found.size)), np.pad(expected.reshape(-1), (0, size - expected.size))
+
+
+def _weights_at(words: npt.NDArray[Any], cell: npt.NDArray[Any]) -> Vectors:
+    weights = np.zeros(len(words), np.float32)
+    weights[np.searchsorted(words, cell["index"])] = cell["weight"]
+    return weights
 
 
 def finite(found: Found) -> npt.NDArray[np.bool_]:

@@ -8,8 +8,8 @@ from embedctl_config.outputs import Output
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.distance import measure
-from embedctl_workers.arrays.outputs import in_rows
-from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.arrays.outputs import side_by_side
+from embedctl_workers.arrays.tokens import Found
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -40,7 +40,7 @@ class KnownGood:
         """
         vectors = self._encode()
         try:
-            found = measure(vectors, self._right)
+            found = measure(*side_by_side(vectors, self._right))
         except Exception as error:  # not enough memory even for the comparison
             raise _sick(first_line(error)) from error
         if not found.within(self._bounds):
@@ -58,7 +58,7 @@ class KnownGood:
         if prepared.errors:
             raise _sick(prepared.errors[0].message)
 
-    def _encode(self) -> Vectors:
+    def _encode(self) -> Found:
         try:
             encoded = self._encoder.encode(self._encoder.prepare(_CHUNK, self._encoder.own_options))
         except DeviceLost:
@@ -67,7 +67,7 @@ class KnownGood:
             raise _sick(first_line(error)) from error
         if encoded.errors:
             raise _sick(encoded.errors[0].message)
-        return in_rows(encoded.vectors, self._encoder.backend.widths.get(Output.SPARSE))
+        return encoded.vectors if Output.DENSE in self._encoder.backend.outputs else encoded.vectors[:, 0]
 
 
 def _sick(why: str) -> WorkerSick:

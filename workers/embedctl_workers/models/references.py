@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ import numpy as np
 
 from embedctl.common.processes import running
 from embedctl_config.errors import MissingExtra, ModelError
-from embedctl_config.outputs import Output, outputs_of
-from embedctl_workers.arrays.tokens import Vectors
+from embedctl_config.outputs import PLAIN, Output, outputs_of
+from embedctl_workers.arrays.outputs import WEIGHT, cells_of, cells_of_weights
+from embedctl_workers.arrays.tokens import Found
+from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import keep, kept, locked, private_folder, shipped
+from embedctl_workers.models.deciding import BESIDE
 from embedctl_workers.models.facts import longest_text
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
@@ -36,16 +39,20 @@ log = logging.getLogger(__name__)
 
 #: Changes when the same texts give other vectors or another file.
 _FORMAT = 1
+#: What a name has at its end, of the array that tells where the cells of texts end in another one.
+_ENDS = ", ends"
+
+#: By output, of the gate's texts without a prompt and with one.
+References = Mapping[Output, tuple[Found, Found]]
 
 
-def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) -> Vectors:
+def references_for(files: ModelFiles, host: Host) -> References:
     """The model's own vectors of the gate's texts, from the cache, as shipped for a known model, or computed now, which
     takes some seconds.
 
-    They are float32, texts × dimensions, not normalised unless the model itself does so. A prompt of None is the
-    model's default; the only other one is the gate's, :data:`~.gate_texts.PROMPT`. Of a model without dense vectors,
-    they are texts × words of its vocabulary, or texts × numbers of all vectors of a text's tokens, and then zeros; the
-    other prompt of a multi-vector is that of queries.
+    Of each output, there are those with the model's default prompt, and those with the gate's, :data:`.PROMPT`, or for
+    a model of late interaction with that of queries. Dense ones are float32, texts × dimensions, not normalised unless
+    the model itself does so. Of another output, there is a cell for each text, with tokens' vectors of length 1.
 
     Raises:
         MissingExtra: they are not in the cache, and sentence-transformers is not installed.
@@ -53,41 +60,53 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
             write to their folder.
     """
     path = references_path(files, host)
-    vectors = _load(path)
-    if vectors is None:
+    found = _load(path, files.outputs)
+    if found is None:
         try:
             private_folder(path.parent)
             with locked(path):
-                vectors = _load(path) or _compute(files, host, path)
+                found = _load(path, files.outputs) or _compute(files, host, path)
         except OSError as error:
             raise ModelError(f"the references of model {files.name!r} can't be kept in {path}: {error}") from error
-    return vectors["plain" if prompt is None else "prompted"]
+    return found
 
 
 def references_path(files: ModelFiles, host: Host) -> Path:
     """The file with the references of a model; it may be copied to another machine."""
-    facts = json.dumps([_FORMAT, PROMPT, *TEXTS.values()])
+    others = files.outputs if files.outputs != PLAIN else ()
+    facts = json.dumps([_FORMAT, PROMPT, *TEXTS.values(), *others])
     return host.cache / "references" / f"{files.fingerprint}-{hashlib.sha256(facts.encode()).hexdigest()[:32]}.npz"
 
 
-def _load(path: Path) -> dict[str, Vectors] | None:
-    """The vectors of a file; None if there is none, or it is damaged or not trusted."""
+def _load(path: Path, outputs: Sequence[Output]) -> References | None:
+    """The references of a file; None if there is none, or it is damaged or not trusted."""
     data = kept(path) or shipped(path.name)
     if data is None:
         return None
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            vectors = {name: file[name] for name in ("plain", "prompted")}
+            found = {output: (_read(file, output, None), _read(file, output, PROMPT)) for output in outputs}
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         log.warning("%s is damaged and is made again: %s", path, error)
         return None
-    if all(each.dtype == np.float32 and each.ndim == 2 and len(each) == len(TEXTS) for each in vectors.values()):
-        return vectors
+    if all(each.dtype in (np.float32, object) and len(each) == len(TEXTS) for pair in found.values() for each in pair):
+        return found
     log.warning("%s holds something else and is made again", path)
     return None
 
 
-def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
+def _name(output: Output, prompt: str | None) -> str:
+    kind = "plain" if prompt is None else "prompted"
+    return kind if output is Output.DENSE else f"{output}, {kind}"
+
+
+def _read(file: Mapping[str, Any], output: Output, prompt: str | None) -> Found:
+    name = _name(output, prompt)
+    numbers: Found = file[name]
+    return numbers if output is Output.DENSE else cells_of([np.split(numbers, file[name + _ENDS][:-1])])[:, 0]
+
+
+def _compute(files: ModelFiles, host: Host, path: Path) -> References:
     if not host.build:
         raise ModelError(
             f"the references of model {files.name!r} are not in {path}, and --no-build forbids building them: "
@@ -108,44 +127,68 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
             umask=0o022,  # what other users may write to is not trusted
         ) as child:
             _, said = child.communicate()
-        vectors = _load(fresh)
-        if child.returncode or vectors is None:
+        found = _load(fresh, files.outputs)
+        if child.returncode or found is None:
             why = (said.strip() or f"status {child.returncode}").splitlines()[-1]
             raise ModelError(f"the references of model {files.name!r} can't be computed from {files.folder}: {why}")
         keep(path, fresh.read_bytes())
-    return vectors
+    return found
 
 
 def main() -> None:
     from embedctl_workers.models.opening import open_model
 
-    folder, path, pooling, outputs = sys.argv[1:]
-    model: Any = open_model(Path(folder), pooling, outputs_of(outputs)).eval()
+    folder, path, pooling, names = sys.argv[1:]
+    outputs = outputs_of(names)
+    model: Any = open_model(Path(folder), pooling, outputs).eval()
     longest = longest_text(model)
     if longest < (model.max_seq_length or longest):
         model.max_seq_length = longest  # it states more than it has positions for, and would fail with the longest text
-
-    def encode(prompt: str | None) -> Vectors:
-        # One text at a time: nothing is padded, so a reference depends on no other text.
-        how = {"prompt": prompt, "batch_size": 1, "show_progress_bar": False}
-        if Output.MULTI in outputs_of(outputs) and Output.DENSE not in outputs_of(outputs):
-            of_tokens = model.encode_document if prompt is None else model.encode_query
-            return _in_rows(of_tokens(list(TEXTS.values()), **{**how, "prompt": None}))
-        vectors = model.encode(list(TEXTS.values()), **how)
-        return np.asarray(vectors.to_dense() if hasattr(vectors, "to_dense") else vectors, np.float32)
-
+    arrays: dict[str, Any] = {}
+    for prompt in (None, PROMPT):
+        for output, found in _encoded(model, Path(folder), outputs, prompt).items():
+            name = _name(output, prompt)
+            if output is not Output.DENSE:
+                arrays[name + _ENDS] = np.cumsum([len(cell) for cell in found])
+            arrays[name] = found if output is Output.DENSE else np.concatenate(found)
     with Path(path).open("wb") as file:
-        plain, prompted = encode(None), encode(PROMPT)
-        columns = max(plain.shape[1], prompted.shape[1])
-        plain, prompted = (np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (plain, prompted))
-        np.savez_compressed(file, plain=plain, prompted=prompted)
+        np.savez_compressed(file, **arrays)
 
 
-def _in_rows(texts: Sequence[Any]) -> Vectors:
-    rows = np.zeros((len(texts), max(text.numel() for text in texts)), np.float32)
-    for row, text in zip(rows, texts, strict=True):
-        row[: text.numel()] = text.numpy().reshape(-1)
-    return rows
+def _encoded(model: Any, folder: Path, outputs: tuple[Output, ...], prompt: str | None) -> dict[Output, Any]:
+    """What a model gives of the texts, one at a time: nothing is padded, so a reference depends on no other text."""
+    texts, how = list(TEXTS.values()), {"batch_size": 1, "show_progress_bar": False}
+    if outputs == (Output.MULTI,):
+        encode = model.encode_document if prompt is None else model.encode_query
+        return {Output.MULTI: [unit(text.numpy()) for text in encode(texts, **how)]}
+    vectors = model.encode(texts, prompt=prompt, **how)
+    if outputs == (Output.SPARSE,):
+        return {Output.SPARSE: cells_of_weights(vectors.to_dense().numpy())}
+    states = model.encode(texts, prompt=prompt, output_value="token_embeddings", **how) if outputs != PLAIN else ()
+    beside = {output: _beside(model, folder, output, prompt, states) for output in outputs[1:]}
+    return {Output.DENSE: np.asarray(vectors, np.float32), **beside}
+
+
+def _beside(model: Any, folder: Path, output: Output, prompt: str | None, states: Sequence[Any]) -> list[Any]:
+    """What a head beside the dense vectors makes of the states of each text's tokens, as bge-m3's authors compute it
+    (FlagEmbedding, BGEM3FlagModel)."""
+    import torch
+
+    head = torch.load(folder / BESIDE[output], map_location="cpu", weights_only=True)  # no code in it is run
+    numbers = [(each.float() @ head["weight"].float().T + head["bias"].float()).numpy() for each in states]
+    if output is Output.MULTI:
+        return [unit(text[1:]) for text in numbers]
+    tokenizer, cells = model.tokenizer, []
+    unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    for text, weights in zip(TEXTS.values(), numbers, strict=True):
+        largest: dict[int, float] = {}
+        for token, weight in zip(
+            model.preprocess([text], prompt=prompt)["input_ids"][0].tolist(), weights[:, 0], strict=True
+        ):
+            if weight > largest.get(token, 0) and token not in unused:
+                largest[token] = weight
+        cells.append(np.array(sorted(largest.items()), WEIGHT))
+    return cells
 
 
 if __name__ == "__main__":

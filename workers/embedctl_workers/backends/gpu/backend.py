@@ -17,8 +17,8 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_config.outputs import Output
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.distance import measure
-from embedctl_workers.arrays.outputs import computed_of, finished, in_rows, nothing
-from embedctl_workers.arrays.tokens import Found, Rows, Tokens, Vectors
+from embedctl_workers.arrays.outputs import computed_of, finished, nothing, side_by_side
+from embedctl_workers.arrays.tokens import Found, Rows, Tokens
 from embedctl_workers.backends.base import run_warm_up_batches
 from embedctl_workers.backends.gpu.attention import avoid_cudnn
 from embedctl_workers.backends.gpu.device import SAMPLE_TOKENS, Gpu, affordable, most_tokens, open_gpu, watched
@@ -53,7 +53,7 @@ class Choice:
     why: str
 
 
-def choose(candidates: Sequence[torch.dtype], references: Vectors, encode: Callable[[torch.dtype], Vectors]) -> Choice:
+def choose(candidates: Sequence[torch.dtype], references: Found, encode: Callable[[torch.dtype], Found]) -> Choice:
     """The candidate whose vectors are nearest to the references, those of torch in float32, texts × dim.
 
     The first one wins a tie; `encode` computes vectors of the same texts in a type. A ModelError if no candidate gives
@@ -78,10 +78,10 @@ def full_precision() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def _error(dtype: torch.dtype, references: Vectors, encode: Callable[[torch.dtype], Vectors]) -> float:
+def _error(dtype: torch.dtype, references: Found, encode: Callable[[torch.dtype], Found]) -> float:
     """The largest difference of a component, for vectors of unit length; infinite if it can't be computed."""
     try:
-        error = measure(encode(dtype), references).max_abs_error
+        error = measure(*side_by_side(encode(dtype), references)).max_abs_error
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as failed:
@@ -206,14 +206,14 @@ class TorchGpuBackend(SentenceModel):
 
     def _nearest(self, files: ModelFiles, host: Host) -> Choice:
         """The 16-bit type whose vectors of the gate's texts are nearest to those of float32."""
-        texts, references = self.tokenize(gate_texts(), None), references_for(files, host)
+        texts, references = self.tokenize(gate_texts(), None), references_for(files, host)[self.outputs[0]][0]
 
-        def encode(dtype: torch.dtype) -> Vectors:
+        def encode(dtype: torch.dtype) -> Found:
             engine = self._engine_in(dtype)
             found = nothing(len(texts.lengths), texts.outputs, self.dim)
             for rows in batches_of(texts.lengths, SAMPLE_TOKENS):
-                found[rows] = self.finish(self._begin(engine, texts, rows), normalize=False)
-            return in_rows(found, references.shape[1])
+                found[rows] = self.finish(self._begin(engine, texts, rows), normalize=not self.dim)
+            return found if self.dim else found[:, 0]
 
         # In fp16, some of these models clamp what overflows (transformers' modeling_t5.py): a wrong vector is finite.
         dtypes = self._device.dtypes
