@@ -183,6 +183,9 @@ QUOTA_TTL_S = 7 * 24 * 3600
 #: Hash: a tenant's limits, who stated them, what is noted of each of its jobs, and the sums of that.
 quota = _of_each(QUOTA, _PRODUCER, _WORKER, _MONITOR)
 
+#: Hash: what counts as kept of each job that a tenant has through gateways, in bytes; the `sum` of that; and a cursor.
+kept = _of_each("embed:reaper:kept:", _PRODUCER, _WORKER)
+
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and which places are known.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any, NamedTuple
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -28,6 +29,7 @@ from embedctl import (
 from embedctl.jobs.offered import MAX_VECTOR_BYTES
 from embedctl.remote.calls import Calls
 from embedctl.remote.jobs import RemoteDrains
+from embedctl.store.connection import Connection
 from embedctl_config import keys
 from embedctl_config.errors import GatewayUnavailable
 from embedctl_config.settings import Settings
@@ -37,7 +39,7 @@ from embedctl_gateway.calls.steps import STEPS
 from tests.support.drained_parts import manifest_of, results_in_redis, rows_of
 from tests.support.failpoints import killed_at
 from tests.support.forked import Forked
-from tests.support.gateway import Running, running_gateway
+from tests.support.gateway import Running, error_of, running_gateway
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
@@ -448,6 +450,39 @@ def test_a_tenants_limits_hold_through_a_gateway(here: Here, outside: Outside) -
     assert not [each for each in here.broker.jobs.newest() if not each.state.ended]
 
 
+def test_a_tenant_without_limits_fills_no_redis_and_others_go_on(
+    here: Here, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "maxmemory", lambda _: 4 * 1024 * 1024)
+    alice, bob = (Path(outside.settings.api_key_file).read_text().strip(), add_key(outside.keys, "bob", "other"))
+    with outside.gateway.client(alice) as client, outside.gateway.client(bob) as other:
+        eventually(lambda: other.get("/v1/models").status_code == 200, what="the key's turn")
+
+        def put(by: httpx2.Client, job: str, number: int) -> httpx2.Response:
+            chunk = encode_input(ChunkInput(8 * number, bytes(8), [b"a" * 8192] * 8))
+            return by.put(f"/v1/jobs/{job}/chunks/{number}?token=ab", content=chunk)
+
+        jobs = [
+            by.post("/v1/jobs", json={"model": "dummy", "chunk_size": 8}).json()["id"] for by in (client, client, other)
+        ]
+        number = next(each for each in range(40) if put(client, jobs[0], each).status_code != 200)
+        full = put(client, jobs[0], number)
+        assert (full.status_code, error_of(full)["code"]) == (429, "quota_exceeded")
+        assert "fetch and discard jobs" in error_of(full)["message"]
+        assert put(client, jobs[1], 0).status_code == 200  # a tenth is for what begins
+
+        def upload(by: httpx2.Client) -> int:
+            file = {"file": ("x.jsonl", b"{}" * 300_000)}
+            return by.post("/v1/files", files=file, data={"purpose": "batch"}).status_code
+
+        assert upload(client) == 429
+        assert put(other, jobs[2], 0).status_code == 200
+        assert upload(other) == 200
+        assert client.delete(f"/v1/jobs/{jobs[0]}").status_code == 200
+        assert put(client, jobs[1], 1).status_code == 200
+        assert upload(client) == 200
+
+
 def test_tasks_wait_for_jobs_through_a_gateway(here: Here, outside: Outside) -> None:
     here.start_worker()
 
@@ -499,6 +534,20 @@ def test_a_chunk_that_the_library_would_not_make_is_refused(here: Here, outside:
             assert client.get(f"/v1/jobs/{made['id']}/events?wait_s={seconds}").status_code == 400
         assert client.post(f"/v1/jobs/{made['id']}/steps/complete", json={}).status_code == 404
         assert client.post(f"/v1/jobs/{made['id']}/steps/seal", json={"chunks": "1"}).status_code == 400
-        for options in ({"normalize": "yes"}, {"dimensions": True}, {"keep": [1]}, {"data": "x"}, {"max_errors": -1}):
+        for numbers in ([2**32], [2**53 - 1], [-1], ["1"]):  # more than a bitmap of Redis has
+            assert (
+                client.post(f"/v1/jobs/{made['id']}/steps/free_drained", json={"numbers": numbers}).status_code == 400
+            )
+        of_none = client.post(f"/v1/jobs/{made['id']}/steps/drained_facts", json={"names": []})
+        assert of_none.json() == {"answer": []}
+        many = {"column_types": {f"{number} {'x' * 1000}": "int64" for number in range(200)}}
+        for options in (
+            many,
+            {"normalize": "yes"},
+            {"dimensions": True},
+            {"keep": [1]},
+            {"data": "x"},
+            {"max_errors": -1},
+        ):
             assert client.post("/v1/jobs", json=options).status_code == 400, options
     assert here.broker.jobs.status(made["id"]).chunks == 0

@@ -69,6 +69,8 @@ _NO_ROOM_S = 10.0
 _TURN_S = 60.0
 #: How long the results of a batch's job are kept until they are files (seconds).
 _RESULTS_TTL_S = 24 * 3600.0
+#: Answers are text in a file, of about four times the bytes of the results that they are made of, which are there too.
+_KEPT_TIMES = 5
 #: Lines that are named if they are refused.
 _NAMED = 200
 #: How long a gateway that ends waits for its threads (seconds).
@@ -315,6 +317,7 @@ class _Work:
             vectors=[URLS[facts["endpoint"]].output],
             tenant=self._batch.tenant,
             lane=NORMAL,
+            kept_times=_KEPT_TIMES,
         )
         try:
             enqueue.submit(self._broker, corpus.records(), options, self._submitting, on_job=self._on_job, at_hand=True)

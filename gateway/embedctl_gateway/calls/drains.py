@@ -32,7 +32,12 @@ def _is_number(value: object) -> bool:
 
 
 def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= NOTED_CHUNKS and all(map(_is_number, value))
+    """Of chunks, which Redis counts in bitmaps."""
+    return (
+        isinstance(value, list)
+        and len(value) <= NOTED_CHUNKS
+        and all(_is_number(each) and each < 2**31 for each in value)
+    )
 
 
 def _are_names(value: object) -> bool:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from embedctl.queueing.listening import in_shared_thread
+from embedctl.store.ledger import Room
 from embedctl.store.stored_files import PART_BYTES, KeepsEnough, OtherRequest, PartWriter, StoredFile
 from embedctl_gateway.access.admission import UPLOADS
 from embedctl_gateway.access.verbs import BATCHES
@@ -184,6 +186,9 @@ def _count(call: Call, form: Form, writer: PartWriter) -> None:
 
 async def _write(call: Call, form: Form, writer: PartWriter) -> None:
     data = form.taken()
+    if len(data) >= PART_BYTES:  # it is no file yet, and so not what the tenant keeps
+        most = await in_shared_thread(call.gateway.broker.kept_most)
+        await call.take({Room("uploaded", most * 3 // 2, is_long=True): len(data)})
     await call.gateway.in_thread(lambda: writer.add(data))
     _count(call, form, writer)
 

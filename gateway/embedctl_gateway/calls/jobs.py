@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -21,6 +22,7 @@ from embedctl.queueing.listening import in_shared_thread
 from embedctl.queueing.routing import with_workers
 from embedctl.store import JobSpec, JobStatus
 from embedctl.store.drains import BEYOND
+from embedctl.store.quotas import KEPT
 from embedctl.waiting.submission import add_chunk
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -62,6 +64,8 @@ _WAIT_S = 10.0
 _EVENT_ID = re.compile(r"[0-9]{1,15}(-[0-9]{1,19})?")
 _TOKEN = re.compile(r"[0-9a-f]{1,64}")
 _PLACE = re.compile(r"[0-9]{1,15}\.[!-~]{1,255}")
+#: Of a job, in JSON: each claim of a chunk reads them (bytes).
+_MOST_OPTIONS = 128 * 1024
 #: Most chunks in one question.
 _MOST_CHUNKS = 1000
 _MOST_CHUNK = 10**9
@@ -122,7 +126,9 @@ def _spec(broker: Broker, tenant: str, fields: dict[str, Any]) -> JobSpec:
     if other != tenant:
         raise NotPermitted(f"this key is for tenant {tenant}, and the job would be one of {other}")
     given["keep"] = check_keep(given.get("keep", ()))
-    spec = job_spec(broker, SubmitOptions(**given, tenant=tenant))
+    spec = job_spec(broker, SubmitOptions(**given, tenant=tenant, kept_times=1))
+    if len(json.dumps(dict(spec.options))) > _MOST_OPTIONS:
+        raise SettingsError(f"the options have more than {_MOST_OPTIONS:,} bytes: name fewer columns in column_types")
     most = min(chunk_bytes, spec.options["chunk_bytes"], MAX_BODY_BYTES // 2)
     return dataclasses.replace(spec, options={**spec.options, "chunk_bytes": most})
 
@@ -168,6 +174,7 @@ async def discard(call: Call) -> Response:
         job_id = call.request.path_params["id"]
     job = Job(job_id, call.gateway.broker)
     await call.gateway.in_thread(job.discard)
+    await call.gateway.in_thread(lambda: call.gateway.broker.quotas.note(call.tenant, [job_id]))
     return JSONResponse({"id": job.id, "deleted": True})
 
 
@@ -204,8 +211,8 @@ async def add(call: Call) -> Response:
         put = partial(broker.jobs.add, job.id, number, digest=wire.digest_of(body), rows=len(chunk), token=token)
         try:
             answer, waiting = add_chunk(broker.jobs, job, number, upload, put)
-        except QuotaExceeded:
-            if number == 0:  # the caller asks once more before it gives the job up
+        except QuotaExceeded as error:
+            if number == 0 or error.limit == KEPT:  # the caller asks once more, and gives a job up that is empty
                 broker.quotas.correct(job.tenant)
             raise
         return {"answer": answer, "waiting": waiting, "room": broker.high_water()}

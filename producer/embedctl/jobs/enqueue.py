@@ -16,7 +16,7 @@ from embedctl.corpus.records import Record, RecordLike
 from embedctl.corpus.rows import Rows, records_of
 from embedctl.corpus.template import parse_template
 from embedctl.jobs.job import Job
-from embedctl.jobs.offered import check_against_workers, most_chunk_bytes
+from embedctl.jobs.offered import check_against_workers, keeps, most_chunk_bytes
 from embedctl.jobs.options import JobOptions, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.chunk_sizes import ReadAhead, chunks_of
@@ -47,11 +47,11 @@ T = TypeVar("T")
 #: An inline job has at most so many records and bytes. A larger one is not held up by a few round trips.
 _INLINE_RECORDS, _INLINE_BYTES = 256, 32 * 1024
 #: Options that do not have to be the same when a job is resumed.
-_NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane", "column_types")
+_NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane", "column_types", "kept_times")
 #: Options that decide what is stored for each record, and so are compared even where they are not given.
 _OF_RECORDS = ("keep", "count_tokens", "batch_file", "digests")
 #: Options that a gateway is not told: they are the submission's own.
-_NOT_ASKED = ("resume", "duplicates")
+_NOT_ASKED = ("resume", "duplicates", "kept_times")
 #: Options that every job holds.
 _ALWAYS_HELD = (*DECIDING_OPTIONS, "dimensions", "chunk_size")
 #: Those that a job holds only if they are set.
@@ -320,6 +320,7 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         tenant,
         lane,
         settings.tenants[tenant].weight if tenant in settings.tenants else None,
+        keeps(broker, options, model, hardware) if options.kept_times else "",
     )
 
 

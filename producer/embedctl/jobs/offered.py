@@ -15,6 +15,10 @@ MAX_VECTOR_BYTES = 448 * 1024 * 1024
 _SMALL_CHUNK = 1024
 #: The width of multi-vectors where no live worker tells it: that of the widest models.
 _MULTI_WIDTH = 1024
+#: Of a dense vector, the dimensions where no live worker tells them, and what is around it (bytes).
+_DIM, _PER_ROW = 1024, 64
+#: A token of short words has no fewer bytes.
+_PER_TOKEN = 2
 #: Most dimensions that a job may ask for: several times those of any model.
 MAX_DIMENSIONS = 65_536
 
@@ -52,6 +56,20 @@ def most_chunk_bytes(broker: Broker, options: SubmitOptions, model: str, hardwar
         return broker.settings.chunk_bytes
     width = max((offer.multi_width for offer in _served(broker, model, hardware)), default=0) or _MULTI_WIDTH
     return min(broker.settings.chunk_bytes, MAX_VECTOR_BYTES // (4 * width))
+
+
+def keeps(broker: Broker, options: SubmitOptions, model: str, hardware: str) -> str:
+    """What `sums.lua` is told of a gateway's job, whose bytes count for its tenant."""
+    served, times = _served(broker, model, hardware), options.kept_times
+    row = byte = 0
+    if Output.DENSE in options.outputs:
+        row += _PER_ROW + 4 * (options.dimensions or max((offer.dim for offer in served), default=0) or _DIM)
+    if Output.SPARSE in options.outputs:
+        byte += 8 // _PER_TOKEN
+    if Output.MULTI in options.outputs:
+        width = max((offer.multi_width for offer in served), default=0) or _MULTI_WIDTH
+        byte += 4 * width // _PER_TOKEN
+    return f"{broker.kept_most()} {row * times} {byte * times} {times}"
 
 
 def _served(broker: Broker, model: str, hardware: str) -> list[Offer]:

@@ -101,6 +101,7 @@ class SubmitOptions:
     other option given must be the same as when the job was begun. `keep` names the fields that the records hold as kept
     fields, and so must always be the same. `batch_file`: the job is made of an OpenAI batch file. `drain` asks for a
     job that pauses while Redis holds too many of its results; somebody must drain it.
+    Of gateways' jobs, what is kept counts for the tenant, `kept_times` as much as it is.
     `column_types` are those of a corpus in parquet; see :mod:`embedctl.corpus.column_types`. `vectors` are the outputs
     asked for (:class:`~embedctl_config.outputs.Output`), None for dense vectors alone.
     """
@@ -130,6 +131,7 @@ class SubmitOptions:
     digests: bool = False
     column_types: Mapping[str, str] | None = None
     vectors: Sequence[str] | None = None
+    kept_times: int = 0
 
     @classmethod
     def of(cls, **given: Unpack[JobOptions]) -> Self:

@@ -68,7 +68,7 @@ _CONSUMED = (
 _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 
 #: The scripts of somebody who submits and fetches.
-_SUBMITTING = _words("create add tally hold seal retry stop resume cancel drainer drain free let_go drop")
+_SUBMITTING = _words("create add tally recount hold seal retry stop resume cancel drainer drain free let_go drop")
 #: Those of files and batches.
 _OF_GATEWAY = _words("make take_due take_batch step_batch cancel_batch late note_event room drop_file")
 
@@ -81,7 +81,7 @@ USERS: Mapping[str, User] = {
     ),
     "worker": User(
         "worker",
-        scripts=_words("next ring renew part complete release seal reap audit settle let_go tally quota"),
+        scripts=_words("next ring renew part complete release seal reap audit settle let_go tally recount quota"),
         commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
         others=(*_CONSUMED, "*@*.celery.pidbox"),
         channels=_CHANNELS,

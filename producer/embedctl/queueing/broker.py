@@ -18,7 +18,7 @@ from embedctl.chunk_files import ChunkFiles
 from embedctl.queueing.listening import AskingListener, Listener
 from embedctl.store import Connection, Drains, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.outside import PlaceNotes
-from embedctl.store.quotas import Quotas
+from embedctl.store.quotas import Quotas, kept_most
 from embedctl.store.repair import Repair
 from embedctl_config.settings import Settings
 
@@ -123,6 +123,10 @@ class Broker:
             return self.settings.limits.results_high_water_bytes or self.remote.room
         own = self.settings.limits.results_high_water_bytes
         return own or self.connection.maxmemory() // 4 or RESULTS_HIGH_WATER_BYTES
+
+    def kept_most(self) -> int:
+        """Most bytes that a tenant keeps through gateways, in jobs and files."""
+        return kept_most(self.connection, self.chunk_files)
 
     @property
     def listener(self) -> Listener:

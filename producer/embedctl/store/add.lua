@@ -11,8 +11,13 @@ local added = tonumber(facts.added)
 -- The answer if the tenant's limits leave no room for this text.
 local limits = quota and quota_of(quota, ARGV[1])
 local function no_room()
-  if not quota then return nil end
-  local full = without_room_for(limits, rows, size_in(input), added > 0) or within_rate(quota, limits, 'max_texts_s', rows)
+  local size, full = size_in(input), nil
+  if kept then  -- one that has begun leaves a tenth to new jobs
+    full = without_keeping(kept, facts.keeps, facts.tenant or TENANT,
+      kept_of(facts.keeps, size + KEPT_CHUNK, rows, size) - KEPT_JOB, added > 0 and 0.9 or 1)
+  end
+  if full or not quota then return full end
+  full = without_room_for(limits, rows, size, added > 0) or within_rate(quota, limits, 'max_texts_s', rows)
   if full then full[5] = facts.tenant or TENANT end
   return full
 end
@@ -58,10 +63,11 @@ else
   if input == '' then return {'wanted'} end
   local full = no_room()
   if full then return full end
-  if added == 0 then redis.call('PEXPIRE', job, life_ms) end
+  if added == 0 then live(life_ms) end
   redis.call('HSET', job, 'added', added + 1)
   redis.call('HINCRBY', job, 'records', rows)
 end
+store(size_in(input) - size_of(KEYS[3]) + (chunk < added and 0 or KEPT_CHUNK))
 redis.call('SET', KEYS[3], input, 'PX', keep_ms)
 local waiting = redis.call('HINCRBY', job, 'waiting_bytes', size_in(input))
 progress()

@@ -93,7 +93,7 @@ class JobSpec:
     `results_high_water` is made to be drained: while Redis holds more bytes of its results, workers get only the chunk
     that the drainer waits for. `data` is the id of the place that keeps the bytes of its chunks; None if Redis does.
     Jobs that wait for the same workers take turns by `lane` and `tenant`, whose `weight` this lowers, if it is less
-    than what workers state.
+    than what workers state. What is kept of a job with `keeps` counts for its tenant; see `sums.lua`.
     """
 
     model: str
@@ -109,6 +109,7 @@ class JobSpec:
     tenant: str = tenants.DEFAULT
     lane: str = tenants.NORMAL
     weight: float | None = None
+    keeps: str = ""
 
     def as_status(self, **facts: Any) -> JobStatus:
         """The status of a job of this specification, with what else is known of it."""

@@ -59,6 +59,10 @@ add('truncated', facts.truncated, ARGV[6])
 add('tokens', facts.tokens, ARGV[7])
 add('work', facts.work, ARGV[8])
 if waited then add('waiting_bytes', facts.waiting_bytes, 0 - size_of(KEYS[2])) end
+if kept then
+  local failed = ARGV[10] == '' and 0 or size_in(ARGV[10])
+  add('kept_bytes', facts.kept_bytes, size_of(KEYS[3]) - size_of(KEYS[2]) + failed)
+end
 if owed ~= 0 or facts.owed then
   written[#written + 1], written[#written + 2] = 'owed', string.format('%d', is_owed_now and 0 or owed)
 end

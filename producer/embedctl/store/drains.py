@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from embedctl.store.connection import Connection
 from embedctl.store.jobs import JobStore
+from embedctl.store.quotas import exceeded
 from embedctl_config import keys
 from embedctl_config.errors import JobDrained
 
@@ -163,11 +164,15 @@ class Drains:
             digests: of the range's inputs, one after the other; without a range, of the first of `more`.
             more: chunks outside of the range, which hold retried or repaired records.
 
-        Returns `ok`; `not_owner`; or, if another drainer was here, `already` or `missing`.
+        Returns `ok`; `not_owner`; or, if another drainer was here, `already` or `missing`. Raises QuotaExceeded if the
+        facts are long, and the job is a gateway's whose tenant keeps more than it may.
         """
         part = [name, facts.as_json(), result_bytes, facts.first, facts.last, digests]
         args: list[Any] = [token, keys.DRAINER_LEASE_S * 1000, *part, *more]
-        return self._jobs.job_script("drain", job_id, [keys.drainer(job_id)], args)[0]
+        answer, rest = self._jobs.job_script("drain", job_id, [keys.drainer(job_id)], args)
+        if answer == "full":
+            raise exceeded(rest[3].decode(), rest)
+        return answer
 
     def state(self, job_id: str) -> DrainState:
         """How far a job is drained."""
@@ -181,7 +186,7 @@ class Drains:
         for at in range(0, len(chunks), _SLICE):
             these = chunks[at : at + _SLICE]
             results = (keys.chunk_result(job_id, chunk) for chunk in these)
-            self._connection.script("free", [keys.drained(job_id), *results], these)
+            self._connection.script("free", [keys.job(job_id), *results], [job_id, *these])
 
     def unlink_drained(self, job_id: str, count: int) -> None:
         """Free what a drainer has left that died before it did, of the first `count` chunks."""
@@ -234,7 +239,7 @@ class Drains:
     def noted(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
         """What is noted under some names, as JSON; None under those that Redis does not know."""
         with self._connection.client() as client:
-            return list(client.hmget(keys.parts(job_id), names))
+            return list(client.hmget(keys.parts(job_id), names)) if names else []
 
 
 def part_names(state: DrainState) -> list[str]:

@@ -4,6 +4,7 @@
 if redis.call('GET', KEYS[2]) ~= ARGV[2] then return {'ok', 0} end
 local chunk, rows, size = ARGV[3], rows_of(KEYS[2]), size_of(KEYS[2])
 redis.call('UNLINK', KEYS[2])  -- first: in a full Redis, a script that begins by freeing may go on
+store(-size)
 if chunk then
   local waits = redis.call('GETBIT', counted, chunk) == 0
   local retries = original and tonumber(chunk) >= original

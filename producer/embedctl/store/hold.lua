@@ -7,5 +7,5 @@ if redis.call('GET', KEYS[2]) == ARGV[2] then
 elseif not take(KEYS[2], ARGV[2], ARGV[3]) then
   return {'held'}
 end
-if facts.added == '0' then redis.call('PEXPIRE', job, UNBEGUN_TTL_MS) end
+if facts.added == '0' then live(UNBEGUN_TTL_MS) end
 return {'ok'}

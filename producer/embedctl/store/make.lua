@@ -14,6 +14,7 @@ local size, most_bytes, most = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(AR
 -- The last bytes are for what is small.
 local function is_full()
   local bytes = tonumber(redis.call('HGET', KEPT, KEYS[2]) or 0)
+    + tonumber(redis.call('HGET', KEPT_BY .. KEYS[2]:sub(#FILES + 1), 'sum') or 0)
   local room = size <= SMALL_BYTES and most_bytes or most_bytes - most_bytes / RESERVE
   return redis.call('ZCARD', KEYS[2]) >= most or (size > 0 and bytes + size > room)
 end

@@ -24,6 +24,8 @@ local drains = facts.results_high_water and true
 local outside = facts.data and true
 -- Where its tenant's limits are, if there are any.
 local quota = facts.limited and QUOTA .. (facts.tenant or TENANT)
+-- Where it is noted what a gateway's tenant keeps, if this is a job of one.
+local kept = facts.keeps and KEPT_BY .. (facts.tenant or TENANT)
 if not state then return {'gone'} end
 if tonumber(facts.version) ~= WIRE_VERSION then return {'version', facts.version or ''} end
 if state == 'cancelled' then return {'cancelled'} end
@@ -171,19 +173,24 @@ local function is_drained(chunk)
   return drains and redis.call('GETBIT', drained, chunk) == 1
 end
 
+-- Let the job, and the idempotency key that finds it, live for so long.
+local function live(for_ms)
+  redis.call('PEXPIRE', job, for_ms)
+  local idempotency = redis.call('HGET', job, 'idempotency_key')
+  if idempotency then redis.call('PEXPIRE', idempotency, for_ms) end
+end
+
 -- Renew the lifetimes of the job's keys, if more than a thousandth is over: each renewal is a write. A key that is made
 -- is given its own. Without its hash, a job does not exist.
 local function renew()
   if not at_rest and redis.call('PTTL', job) > life_ms * 0.999 then return end
-  redis.call('PEXPIRE', job, life_ms)
+  live(life_ms)
   for _, key in ipairs({owners, attempts, ready, suspects, counted, ended and counted or events}) do
     redis.call('PEXPIRE', key, keep_ms)
   end
   if drains then
     for _, name in ipairs({'drained', 'parts', 'digests'}) do redis.call('PEXPIRE', job .. ':out:' .. name, keep_ms) end
   end
-  local idempotency = redis.call('HGET', job, 'idempotency_key')
-  if idempotency then redis.call('PEXPIRE', idempotency, life_ms) end
   share()
 end
 
@@ -281,13 +288,25 @@ local function rows_of(input)
   return count == '' and 0 or struct.unpack('<I4', count)
 end
 
--- Note in its tenant's quota what waits of the job now.
+-- Note that more bytes of a gateway's job are stored, or fewer.
+local function store(bytes)
+  if kept and bytes ~= 0 then redis.call('HINCRBY', job, 'kept_bytes', bytes) end
+end
+
+-- Note in its tenant's quota what waits of the job now, and what is kept of it.
 local function account(known)
+  if not quota and not kept then return end
+  local is_over, records, bytes = ended or state == 'cancelled', 0, 0
+  if not is_over then
+    records, bytes = waiting_of(unpack(redis.call('HMGET', job, 'records', 'done', 'failed', 'waiting_bytes',
+      'resumed_records')))
+  end
+  if kept then
+    note_kept(kept, ARGV[1], kept_of(facts.keeps, redis.call('HGET', job, 'kept_bytes'), records, bytes))
+  end
   if not quota then return end
   known = known or quota_of(quota, ARGV[1])
-  if ended or state == 'cancelled' then return note(quota, ARGV[1], known) end
-  local records, bytes = waiting_of(unpack(redis.call('HMGET', job, 'records', 'done', 'failed', 'waiting_bytes',
-    'resumed_records')))
+  if is_over then return note(quota, ARGV[1], known) end
   -- A job that was not counted has its place when it adds.
   if known[8] or records > 0 then note(quota, ARGV[1], known, records, bytes) end
 end

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
+from embedctl.chunk_files import ChunkFiles
 from embedctl.store.connection import Connection
 from embedctl.store.scripts import ScriptCall
 from embedctl.store.sweeps import next_slice
@@ -19,8 +22,14 @@ SILENT_S = 120.0
 _SLICE = 100
 #: Slices that are corrected before a new job is refused.
 _MOST_SLICES = 10
+#: Between two corrections for one tenant (seconds).
+_PAUSE_S = 0.5
 #: Tenants that are corrected in one round of the reaper.
 _TENANTS = 20
+#: The scripts that correct what is noted of a tenant's jobs, and where it is noted.
+_CORRECTED = (("tally", keys.quota), ("recount", keys.kept))
+#: The name of the bound of what a tenant of a gateway keeps, which is in no settings.
+KEPT = "max_kept_bytes"
 _WHAT = dict(zip(LIMITS, ("jobs that have not ended", "waiting records", "bytes of waiting text"), strict=True))
 _IN_A_SECOND = dict(zip(RATES, ("jobs and requests", "texts"), strict=True))
 
@@ -49,6 +58,8 @@ class Quotas:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        #: Tenant → when what is noted of its jobs was corrected last.
+        self._corrected: dict[str, float] = {}
 
     def state(self, tenant: str, entry: TenantEntry, *, by: str, since_ms: int) -> Overruled | None:
         """State a tenant's weight and limits. Returns what holds instead, if another worker decides; else None.
@@ -63,15 +74,19 @@ class Quotas:
         return None if answer == "ok" else Overruled(rest[0].decode(), tuple(float(each or 0) for each in rest[1:]))
 
     def correct(self, tenant: str) -> None:
-        """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once."""
-        ends = 0
-        for _ in range(_MOST_SLICES):
-            answer, rest = self._connection.script("tally", [keys.quota(tenant)], [tenant, _SLICE])
-            if answer == "none":
-                return
-            ends += rest[0]
-            if ends == 2:  # the first slice was perhaps not the first of all
-                return
+        """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once. Refusals that
+        follow one another ask for it, so it is done twice in a second at most."""
+        now = time.monotonic()
+        if now - self._corrected.get(tenant, -inf) < _PAUSE_S:
+            return
+        self._corrected[tenant] = now
+        for script, key in _CORRECTED:
+            ends = 0
+            for _ in range(_MOST_SLICES):
+                answer, rest = self._connection.script(script, [key(tenant)], [tenant, _SLICE])
+                ends += 2 if answer == "none" else rest[0]
+                if ends >= 2:  # the first slice was perhaps not the first of all
+                    break
 
     def round(self, jobs: Sequence[tuple[str, str]]) -> None:
         """Correct a part of what is noted: of these active jobs (id, tenant), and of a slice of some tenants' jobs."""
@@ -102,9 +117,17 @@ class Quotas:
             named.setdefault(tenants.DEFAULT if tenant is None else tenant.decode(errors="replace"), []).append(job_id)
         self._tally(named)
 
+    def note(self, tenant: str, job_ids: Sequence[str]) -> None:
+        """Correct what is noted of these jobs of a tenant, which may be gone."""
+        self._tally({tenant: job_ids})
+
     def _tally(self, named: Mapping[str, Sequence[str]]) -> None:
         self._connection.scripts(
-            [ScriptCall("tally", [keys.quota(tenant)], [tenant, _SLICE, *ids]) for tenant, ids in named.items()]
+            [
+                ScriptCall(script, [key(tenant)], [tenant, _SLICE, *ids])
+                for tenant, ids in named.items()
+                for script, key in _CORRECTED
+            ]
         )
 
     def all(self, most: int) -> list[Quota]:
@@ -121,6 +144,11 @@ class Quotas:
                 limits = {name: value for name, value in zip(limits_of, values[3:], strict=True) if value}
                 found.append(Quota(tenant, by.decode(), limits, dict(zip(LIMITS, values[:3], strict=True))))
         return found
+
+
+def kept_most(connection: Connection, files: ChunkFiles) -> int:
+    """Most bytes that a tenant keeps through gateways: half of Redis, or 1 TiB outside of it."""
+    return (0 if files.is_outside else connection.maxmemory() // 2) or keys.KEPT_BYTES
 
 
 def is_rate(rest: Sequence[Any]) -> bool:
@@ -142,6 +170,13 @@ def exceeded(tenant: str, rest: Sequence[Any]) -> QuotaExceeded:
             used=most,
             after_s=after_s,
         )
+    if limit == KEPT:
+        message = (
+            f"tenant {tenant} keeps {used:,} of at most {most:,} bytes in jobs and files ({limit}), with what its "
+            "waiting texts will give: fetch and discard jobs, delete files, or wait; or give Redis more maxmemory, or "
+            "chunk_files"
+        )
+        return QuotaExceeded(message, tenant=tenant, limit=limit, most=most, used=used)
     return QuotaExceeded(
         f"tenant {tenant} has {used:,} of at most {most:,} {_WHAT[limit]} ({limit}): wait until some are done, discard "
         f"jobs (`embedctl list --tenant {tenant}`), or raise the limit in the settings of the workers",

@@ -26,6 +26,7 @@ local function void(chunk)
     redis.call('HINCRBY', job, 'chunks_done', 1)
     redis.call('SETBIT', counted, chunk, 1)
   end
+  store(0 - size_of(input) - size_of(result_of .. chunk))
   redis.call('UNLINK', input)
   redis.call('SET', result_of .. chunk, 'void', 'PX', keep_ms)
   forget(chunk)
@@ -46,6 +47,7 @@ local function uncount(chunk, rows)
     later = redis.call('GET', pointer_of .. last)
   end
   redis.call('HDEL', attempts, chunk .. ':gone')
+  store(0 - size_of(result_of .. chunk))
   redis.call('UNLINK', result_of .. chunk)  -- if the lost result is a retry's
   redis.call('SETBIT', counted, chunk, 0)
   if is_drained(chunk) then  -- it is drained once more, and readers of its parts take the later records

@@ -93,7 +93,7 @@ class Repair:
             for job in found.values()
             if isinstance(job, ActiveJob) and job.id not in unreadable and not job.state.ended
         ]
-        self._quotas.note_jobs([job.id for job in left])
+        self._quotas.note_jobs([*found])
         again = lost = 0
         positions: dict[str, int] = {}
         while left:

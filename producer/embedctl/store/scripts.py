@@ -48,11 +48,14 @@ _NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "owed", "started_ms", "lost_firs
 _GIVEN_S = 20
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
+#: A gateway's job, and each of its chunks, count as at least so much of what its tenant keeps: about what Redis keeps
+#: beside their bytes. Larger facts of a durable part may be refused.
+_KEPT_JOB, _KEPT_CHUNK, _SMALL_FACTS = 4096, 512, 4096
 #: Scripts of the gateway's ledger.
 _OF_LEDGER = ("make", "take_batch", "step_batch", "cancel_batch", "late", "relist_made", "drop_file")
 #: Scripts that are not about a job → the parts that they include.
 _PLAIN_SCRIPTS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("quota", "take_due", "note_event", "free", "let_go"), ()),
+    **dict.fromkeys(("quota", "take_due", "note_event", "let_go"), ()),
     **dict.fromkeys(_OF_LEDGER, ("ledger",)),
     "room": ("ledger", "rooms"),
 }
@@ -62,6 +65,7 @@ _PARTS = {
     "create": ("sums", "lists", "ledger", "rooms"),
     "relist": ("lists",),
     "tally": ("sums",),
+    "recount": ("sums",),
     "ring": ("turns",),
     "next": (*_USUAL, "claim"),
     "reap": (*_USUAL, "deaths"),
@@ -123,6 +127,11 @@ _TOO_LATE = [{"code": "ended_late", "message": "its answers could not be written
 CONSTANTS: Mapping[str, Any] = {
     "JOB": keys.job(""),
     "QUOTA": keys.QUOTA,
+    "QUOTAS": keys.QUOTAS,
+    "KEPT_BY": keys.kept(""),
+    "KEPT_JOB": _KEPT_JOB,
+    "KEPT_CHUNK": _KEPT_CHUNK,
+    "SMALL_FACTS": _SMALL_FACTS,
     "WIRE_VERSION": wire.VERSION,
     "CHUNK_TTL_FACTOR": keys.CHUNK_TTL_FACTOR,
     "UNENDED_TTL_MS": keys.UNENDED_TTL_S * 1000,
@@ -196,6 +205,7 @@ CONSTANTS: Mapping[str, Any] = {
     "END_MS": keys.BATCH_END_S * 1000,
     "STEP_MS": keys.CLOCK_STEP_S * 1000,
     "LEDGER": keys.ledger(""),
+    "FILES": keys.files(""),
     "LATELY_MS": keys.LATELY_S * 1000,
     "RESERVE": keys.RESERVE,
     "SMALL_BYTES": keys.SMALL_FILE_BYTES,

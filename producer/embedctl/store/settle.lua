@@ -5,17 +5,20 @@ if not ended then return {'open'} end
 local facts = redis.call('HMGET', job, 'ended_ms', 'added', 'stopped_by')
 local left_ms = math.max(1, facts[1] + ttl_ms - now)
 local from = tonumber(redis.call('HGET', job .. ':cursors', 'settled_to') or 0)
-local added = tonumber(facts[2])
+local added, freed = tonumber(facts[2]), 0
 local to = math.min(from + ARGV[2], added)
 redis.call('UNLINK', owners, ready, suspects)
 if facts[3] then
   for chunk = from, to - 1 do
     -- It will not be encoded. The failed records of a job that may be resumed stay.
     if facts[3] ~= 'stop' or redis.call('GETBIT', counted, chunk) == 0 then
+      freed = freed + size_of(job .. ':in:' .. chunk)
       redis.call('UNLINK', job .. ':in:' .. chunk)
     end
   end
 end
+store(-freed)
+account()
 settle(from, to, left_ms)
 if to < added then
   redis.call('HSET', job .. ':cursors', 'settled_to', to)

@@ -14,6 +14,7 @@ from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import is_reference
 from embedctl.store.connection import Connection
 from embedctl.store.outside import unlink_with_bytes
+from embedctl.store.quotas import Quotas, kept_most
 from embedctl.store.scripts import flat
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable, EmbedctlError, WireError
@@ -98,6 +99,7 @@ class FileStore:
     def __init__(self, connection: Connection, files: ChunkFiles) -> None:
         self._connection = connection
         self._files = files
+        self._quotas = Quotas(connection)
 
     @property
     def most_bytes(self) -> int:
@@ -115,10 +117,14 @@ class FileStore:
         A further try of a request makes no second file: the id is that of the one that was made before. Raises
         OtherRequest if this name was another request's, and KeepsEnough if the tenant keeps as much as it may.
         """
-        in_redis = 0 if self._files.is_outside else self._connection.maxmemory() // 2
-        kept = (file.size, in_redis or keys.KEPT_BYTES)
+        kept = (file.size, kept_most(self._connection, self._files))
         script_keys = [keys.file(file.id), keys.files(file.tenant)]
-        return make(self._connection, script_keys, file.id, file.ttl_ms, file.fields(), request, kept)
+        facts = (file.id, file.ttl_ms, file.fields(), request, kept)
+        try:
+            return make(self._connection, script_keys, *facts)
+        except KeepsEnough:  # jobs may have expired
+            self._quotas.correct(file.tenant)
+            return make(self._connection, script_keys, *facts)
 
     def get(self, file_id: str, tenant: str) -> StoredFile | None:
         """A tenant's file; None if it has no such file."""
@@ -281,7 +287,9 @@ def make(
     if answer == "other":
         raise OtherRequest("another request was made with this idempotency key")
     if answer == "full":
-        raise KeepsEnough("your tenant keeps as many files, batches or bytes as it may: delete files, or wait")
+        raise KeepsEnough(
+            "your tenant keeps as many files, batches or bytes as it may: delete files, fetch and discard jobs, or wait"
+        )
     found: str = rest[0].decode()
     return found
 

@@ -30,6 +30,33 @@ local function note(quota, id, known, records, bytes)
   end
 end
 
+-- Note how many bytes count as kept of a gateway's job, 0 if it is gone. What was noted of it before leaves the sum.
+local function note_kept(kept, id, bytes)
+  local had, sum = unpack(redis.call('HMGET', kept, id, 'sum'))
+  local more = bytes - (had or 0)
+  if more == 0 then return end
+  if bytes == 0 then redis.call('HDEL', kept, id) end  -- first: in a full Redis, a script that begins by freeing may go on
+  redis.call('HSET', kept, 'sum', string.format('%.0f', math.max(0, (sum or 0) + more)))
+  if bytes > 0 then redis.call('HSET', kept, id, string.format('%.0f', bytes)) end
+  if not sum then redis.call('PEXPIRE', kept, QUEUES_TTL_MS) end
+end
+
+-- How many bytes count as kept of a gateway's job: what Redis keeps of it, and what is expected of the records, and of the
+-- bytes of text, that wait. `keeps` are the words `most row byte factor`: the most that its tenant keeps; the bytes of results
+-- that a record gives, and a byte of text; and by how much what is stored is multiplied.
+local function kept_of(keeps, stored, records, bytes)
+  local row, byte, factor = keeps:match('^%S+ (%S+) (%S+) (%S+)$')
+  return math.ceil(KEPT_JOB + (stored or 0) * factor + records * row + bytes * byte)
+end
+
+-- The answer if a tenant that keeps so many bytes more would have more than this part of what it may keep, its files
+-- included; nil if it would not.
+local function without_keeping(kept, keeps, tenant, more, part)
+  local most = tonumber(keeps:match('^%S+'))
+  local used = (redis.call('HGET', kept, 'sum') or 0) + (redis.call('HGET', LEDGER .. 'kept', FILES .. tenant) or 0)
+  if used + more > most * part then return {'full', 'max_kept_bytes', most, used, tenant} end
+end
+
 -- How many records and bytes of a job wait. Its text from before it was stopped does not, until it is added again.
 local function waiting_of(records, done, failed, bytes, resumed)
   local left = (tonumber(records) or 0) - (tonumber(done) or 0) - (tonumber(failed) or 0) - (tonumber(resumed) or 0)

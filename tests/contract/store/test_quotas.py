@@ -13,7 +13,7 @@ from redis import Redis
 from embedctl import enqueue_embeddings
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
-from embedctl.store import Added
+from embedctl.store import Added, quotas
 from embedctl.store.ledger import Ledger, taken_with_job
 from embedctl.store.quotas import Quota
 from embedctl_config import keys
@@ -27,6 +27,11 @@ from tests.support.store import active_jobs, add, new_job, pass_ms, payload, som
 from tests.support.waiting import PATIENCE_S, eventually
 
 TENANT = "search"
+
+
+@pytest.fixture(autouse=True)
+def corrected_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "_PAUSE_S", 0.0)
 
 
 def limit(broker: Broker, *, since_ms: int = 1, by: str = "w", **limits: int) -> None:

@@ -110,7 +110,7 @@ class World:
     def make(self) -> None:
         broker = self.broker
         self.beat()
-        self.jobs["ended"] = new_job(broker, 2)
+        self.jobs["ended"] = new_job(broker, 2, keeps="1000000000 0 0 1")
         work(broker, self.jobs["ended"], 0, failed=1)
         work(broker, self.jobs["ended"], 1)
         self.jobs["long"] = new_job(broker, 1, ttl_s=2.0 * keys.UNENDED_TTL_S)
