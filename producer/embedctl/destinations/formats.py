@@ -31,7 +31,7 @@ class FileFormat:
 
 FORMATS = {
     "npy": FileFormat("embedctl.destinations.npy:NpyWriter", digests=True, other_numbers=True),
-    "npz": FileFormat("embedctl.destinations.npz:NpzWriter", outputs=(Output.SPARSE,)),
+    "npz": FileFormat("embedctl.destinations.npz:NpzWriter", outputs=(Output.DENSE, Output.SPARSE)),
     "jsonl": FileFormat("embedctl.destinations.jsonl:JsonlWriter", kept_fields=True, outputs=tuple(Output)),
     "parquet": FileFormat(
         "embedctl.destinations.parquet:ParquetWriter",

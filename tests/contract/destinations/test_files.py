@@ -31,6 +31,8 @@ from tests.support.failpoints import Killed, dies_at, full_disk
 from tests.support.jobs import reference
 from tests.support.rig import Rig, encoded_job
 
+#: The arrays of a sparse matrix.
+CSR = ("data", "indices", "indptr", "shape", "format")
 #: A kept field becomes wider in the middle of the file.
 ITEMS = [{"id": f"r{i}", "text": f"text {i}" if i != 7 else "", "n": i if i < 50 else i + 0.5} for i in range(100)]
 
@@ -50,7 +52,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def vectors(request: pytest.FixtureRequest) -> list[str] | None:
     """What a file of this kind can hold."""
     is_sparse = "kind" in request.fixturenames and request.getfixturevalue("kind") == "npz"
-    return ["sparse"] if is_sparse else None
+    return ["dense", "sparse"] if is_sparse else None
 
 
 @pytest.fixture
@@ -165,8 +167,8 @@ def test_the_next_fetch_fills_the_holes(
     fetch(job, tmp_path / f"v.{kind}")
     if kind == "npz":
         check_sparse(job, tmp_path / "v.npz", 100)
-        return
-    if kind == "npy":
+        found = np.load(tmp_path / "v.npz")["dense"]
+    elif kind == "npy":
         found = np.load(tmp_path / "v.npy")
     else:
         read = polars.read_ndjson if kind == "jsonl" else polars.read_parquet
@@ -187,18 +189,27 @@ def check_sparse(job: Job, path: Path, records: int) -> None:
         np.testing.assert_array_equal(row.data, [] if record is None else record.weights)
 
 
-def test_the_rows_of_a_sparse_matrix_are_the_records_of_a_stopped_job(
-    broker: Broker, settings: Settings, tmp_path: Path
+@pytest.mark.parametrize("asked", ["dense", "sparse", "dense,sparse"])
+def test_the_rows_of_a_npz_are_the_records_of_a_stopped_job(
+    asked: str, broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:
     texts = [f"text {i}{' fail-encoder' * (i in (3, 9))}" for i in range(60)]
-    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, vectors=["sparse"])
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, vectors=asked)
     rig = Rig(broker, settings, DummyBackend(dim=16, poison=True))
     for chunk in (1, 2, 4):
         rig.run(job, chunk)
     job.stop()
     done = job.deliver(tmp_path / "v.npz")
     assert [str(path).rpartition("/")[2] for path in done.files] == ["v.npz", "v.npz.errors.jsonl"]
-    check_sparse(job, tmp_path / "v.npz", 60)
+    names = set(np.load(tmp_path / "v.npz"))
+    assert names == {*(["dense"] if "dense" in asked else []), *(CSR if "sparse" in asked else [])}
+    if "dense" in names:
+        there = [at for at in range(60) if at // 8 in (1, 2, 4) and at != 9]
+        dense = np.load(tmp_path / "v.npz")["dense"]
+        np.testing.assert_array_equal(dense[there], reference([texts[at] for at in there]))
+        assert np.flatnonzero(~np.isnan(dense).any(axis=1)).tolist() == there
+    if "sparse" in asked:
+        check_sparse(job, tmp_path / "v.npz", 60)
     errors = [json.loads(line) for line in (tmp_path / "v.npz.errors.jsonl").read_text().splitlines()]
     assert [error["position"] for error in errors if error["code"] != "stopped"] == [9]
     assert len(errors) == 60 - 23, "an empty row may be a vector without weights: each that is none is named"

@@ -38,7 +38,7 @@ DATABASES = {
 
 
 #: The outputs of what does not hold all.
-OUTPUTS = {"npy": "dense", "npz": "sparse", "lancedb": "dense,multi"}
+OUTPUTS = {"npy": "dense", "npz": "dense,sparse", "lancedb": "dense,multi"}
 #: By position, sparse vectors and multi-vectors.
 Others = Mapping[int, Mapping[str, Any]]
 
