@@ -23,7 +23,7 @@ SIZES = {"<f4": 4, "<f2": 2}
 _HEAD = struct.Struct("<III")
 
 #: Gives the next bytes of a result, and raises WireTruncated if there are not as many.
-Take = Callable[[int], memoryview]
+Take = Callable[[int], bytes | memoryview]
 
 
 class Output(StrEnum):
@@ -149,7 +149,7 @@ class _Section:
         self._crc = zlib.crc32(struct.pack("<II", dtype, self.width))
         self.counts = _numbers(self.take(4 * rows))
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int) -> bytes | memoryview:
         part = self._take(size)
         self._crc = zlib.crc32(part, self._crc)
         return part

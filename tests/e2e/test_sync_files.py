@@ -43,13 +43,21 @@ def synced(folder: Path) -> tuple[str, ...]:
     return "--sync", "-o", "new.parquet"
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "npy"])
-def test_the_output_is_that_of_a_full_run_and_an_unchanged_corpus_makes_no_job(here: Here, suffix: str) -> None:
+#: All vectors of one pass.
+ALL = ("--vectors", "dense,sparse,multi")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "vectors"), [("parquet", ()), ("npy", ()), ("parquet", ALL), ("parquet", ("--vectors", "multi"))]
+)
+def test_the_output_is_that_of_a_full_run_and_an_unchanged_corpus_makes_no_job(
+    here: Here, suffix: str, vectors: tuple[str, ...]
+) -> None:
     def files() -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in here.folder.glob("v.*")}
 
     here.start_worker()
-    before, sync = many(300), ("--sync", "-o", f"v.{suffix}")
+    before, sync = many(300), ("--sync", "-o", f"v.{suffix}", *vectors)
     assert counts(submitted(here, before, *sync)) == (0, 0, 300), "there is no file yet"
     first, jobs = files(), here.broker.jobs.newest_ids(9)
     facts = submitted(here, before, *sync, prepare=SMALL_BLOCKS)
@@ -58,13 +66,16 @@ def test_the_output_is_that_of_a_full_run_and_an_unchanged_corpus_makes_no_job(h
 
     after = changed(before)
     assert counts(submitted(here, after, *sync, prepare=SMALL_BLOCKS)) == (296, 0, 4)
-    submitted(here, after, "--sync", "-o", f"full.{suffix}")
+    submitted(here, after, "--sync", "-o", f"full.{suffix}", *vectors)
     assert (here.folder / f"v.{suffix}").read_bytes() == (here.folder / f"full.{suffix}").read_bytes()
-    if suffix == "parquet":
+    assert here.broker.jobs.newest_ids(9) == jobs
+    if vectors:
+        submitted(here, after, "-o", "plain.parquet", *vectors)
+        assert pq.read_table(here.folder / "plain.parquet") == pq.read_table(here.folder / "v.parquet")
+    elif suffix == "parquet":
         assert_holds(here.folder / "v.parquet", after)
     else:
         np.testing.assert_array_equal(np.load(here.folder / "v.npy"), reference(list(after.values())))
-    assert here.broker.jobs.newest_ids(9) == jobs
 
 
 def test_other_vectors_are_neither_copied_nor_hits_of_a_cache(here: Here) -> None:
@@ -276,6 +287,30 @@ def test_what_was_encoded_once_comes_out_of_the_cache(here: Here) -> None:
     np.testing.assert_array_equal(np.load(here.folder / "c.npy"), reference(list(documents.values())))
 
 
+def test_a_text_whose_vectors_of_all_kinds_are_cached_is_not_encoded(here: Here) -> None:
+    """Whichever of them were asked for together."""
+    here.start_worker()
+    documents = many(50)
+
+    def cached(vectors: str, output: str) -> tuple[int, int, int]:
+        return counts(submitted(here, documents, "--vectors", vectors, "-o", output, *CACHE))
+
+    assert cached("dense", "dense.npy") == (0, 0, 50)
+    assert cached("dense,sparse", "both.npz") == (0, 0, 50), "the sparse ones were not there"
+    assert cached("multi", "multi.parquet") == (0, 0, 50)
+    first = {file.name: file.read_bytes() for file in here.folder.glob("*.*") if file.suffix in (".npy", ".npz")}
+    for vectors, output in (
+        ("dense", "dense.npy"),
+        ("dense,sparse", "both.npz"),
+        ("dense,sparse,multi", "all.parquet"),
+    ):
+        assert cached(vectors, output) == (0, 50, 0)
+    assert first == {name: (here.folder / name).read_bytes() for name in first}
+    (here.folder / "c.db").unlink()
+    submitted(here, documents, *ALL, "-o", "new.parquet")
+    assert pq.read_table(here.folder / "all.parquet") == pq.read_table(here.folder / "new.parquet")
+
+
 def test_failed_texts_are_not_cached_and_what_was_cut_is_told_again(here: Here) -> None:
     here.start_worker()
     corpus = here.write({"a": "one", "b": "", "c": "word " * 600})
@@ -342,9 +377,10 @@ class Night:
 
     def __init__(self, here: Here, output: str, size: int = 250) -> None:
         self.here, self.folder, self.output = here, here.folder, output
+        self._vectors = ALL if output.endswith(".parquet") else ()
         #: Larger than a block.
         self.documents = many(size)
-        submitted(here, self.documents, "--sync", "-o", output)
+        submitted(here, self.documents, "--sync", "-o", output, *self._vectors)
         del self.documents["id-1"], self.documents[f"id-{size * 4 // 5}"]
         self.changed = {f"id-{at}": f"changed {at}" for at in range(size // 25, size - size // 25, size * 2 // 25)}
         self.documents |= self.changed
@@ -359,7 +395,7 @@ class Night:
 
     @property
     def command(self) -> tuple[str, ...]:
-        return "submit", "corpus.jsonl", "--sync", "-o", self.output, *OPTIONS
+        return "submit", "corpus.jsonl", "--sync", "-o", self.output, *OPTIONS, *self._vectors
 
     def again(self) -> subprocess.CompletedProcess[str]:
         return self.here.embedctl(*self.command, prepare=SMALL_BLOCKS)

@@ -34,6 +34,7 @@ OTHER_VECTORS = {
     ("--no-normalize",): "another normalize",
     ("--long", "mean"): "another way with long texts",
     ("--dims", "8"): "another dimensions",
+    ("--vectors", "dense,sparse"): "another kind of vectors",
     ("--class", "half"): "fp32, not fp16",
     ("--class", "reseeded"): "other weights",
 }

@@ -14,6 +14,7 @@ from embedctl import Job, JobState
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.status import COUNTS, parse_status
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config import keys
 from embedctl_config.outputs import Output, asked_by
 from embedctl_workers.arrays.tokens import Vectors
@@ -46,6 +47,14 @@ def assert_same_vectors(found: Mapping[str, Any], expected: Mapping[str, Any]) -
             np.testing.assert_allclose(found[name], vectors, rtol=0, atol=1e-6)
         else:
             assert found[name] == pytest.approx(vectors)
+
+
+def assert_same_rows(found: SparseVectors | MultiVectors | None, expected: SparseVectors | MultiVectors) -> None:
+    """The same vectors, each number of them."""
+    assert found is not None
+    assert found.width == expected.width
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def assert_encoded(job: Job, texts: Sequence[str]) -> None:

@@ -92,8 +92,6 @@ class SyncChoice:
             return
         if isinstance(choice.corpus, BatchCorpus):
             raise SettingsError("a batch file is answered request by request: omit --sync and --cache")
-        if self.copies and choice.options.vectors:
-            raise SettingsError("--sync of a file and --cache copy dense vectors alone: omit them, or --vectors")
         path, database, limit = destination.path, destination.database, choice.corpus.limit
         if isinstance(path, Place):
             raise SettingsError(

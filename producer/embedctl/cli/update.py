@@ -28,14 +28,14 @@ from embedctl.sync.known import Earlier
 from embedctl.sync.merged import Merged, OtherVectors, Sources
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobNotFound, OutputError
-from embedctl_config.fingerprint import deciding, job_fingerprint
+from embedctl_config.fingerprint import deciding
 
 if TYPE_CHECKING:
     from embedctl.sync.cache import Cache
 
 Say = Callable[[str], None]
 #: Names of options that say little by themselves.
-_IN_WORDS = {"long": "way with long texts"}
+_IN_WORDS = {"long": "way with long texts", "vectors": "kind of vectors"}
 
 
 def opened_cache(broker: Broker | None, command: JobCommand) -> AbstractContextManager[Cache | None]:
@@ -74,7 +74,7 @@ def sources_of(broker: Broker, command: JobCommand, path: Path, cache: Cache | N
         return Sources(earlier, None, about, confirmed)
     from embedctl.sync.cache import Cached
 
-    return Sources(earlier, Cached(cache, about.fingerprint, spec.precision), about, confirmed)
+    return Sources(earlier, Cached(cache, about), about, confirmed)
 
 
 def _differs(about: Contract, broker: Broker, spec: JobSpec) -> str:
@@ -170,9 +170,8 @@ class Update(Work):
 
     def _fill(self, cache: Cache, job: Job) -> None:
         """Put a job's vectors into the cache. They are in a durable file, so an error here costs none of them."""
-        status = job.status()
         try:
-            cache.add(job.iter_results(), job_fingerprint(status.model_fingerprint or "", status.options))
+            cache.add(job.iter_results(), Contract.of(job.status()))
         except OutputError as error:
             self.progress.say(f"The vectors are written, but not all of them are in the cache: {error}")
 

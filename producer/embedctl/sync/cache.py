@@ -8,37 +8,56 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from embedctl.corpus.digests import NO_DIGEST, Digests
+from embedctl.destinations.interface import Contract
+from embedctl.destinations.numbers import FLOAT32, not_finite
 from embedctl.destinations.unfinished import lock_of, part_of, publish
-from embedctl.sync.known import Known, Rows, row_type
+from embedctl.sync.known import Known, Rows
 from embedctl.waiting.results import ChunkVectors
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config import durable
 from embedctl_config.errors import OutputError, SettingsError
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.outputs import PLAIN, Multi, Output, Sparse
 
 #: What SQLite notes of the file's program ("EMBC") and of its format.
 _APPLICATION, _FORMAT = 0x454D4243, 1
 #: Before the vector: crc32 of the key and of all that follows, and the numbers of tokens used and lost.
 _HEAD = struct.Struct("<III")
-#: Keys that are asked for together, and vectors that are written together.
-_ASKED, _WRITTEN = 500, 1000
+#: Keys that are asked for together, and bytes of values that are written together.
+_ASKED, _WRITTEN = 500, 4 * 1024 * 1024
 #: How long a process waits for another one that writes (seconds).
 _PATIENCE_S = 60.0
 _SCHEME = "sqlite"
 
-#: A vector of the cache: the numbers of tokens of its text that were used and lost, zeros unless it was cut; float32.
-Vector = tuple[tuple[int, int], npt.NDArray[np.float32]]
+#: What the cache has under a key: the numbers of tokens of the text that were used and lost, zeros unless it was cut;
+#: and the vector of one output: a dense one as float32, any other as the section of a result of one row.
+Value = tuple[tuple[int, int], bytes]
 
 
-def key_of(fingerprint: str, precision: str, digest: bytes) -> bytes:
-    """The key of a vector, 32 bytes: of a job's fingerprint in hexadecimal, and of the SHA-256 of a text."""
-    return hashlib.sha256(bytes.fromhex(fingerprint) + precision.encode() + digest).digest()
+def kinds_of(contract: Contract) -> dict[Output, bytes]:
+    """For each output of a contract, what tells its vectors from those of others. It is the same whichever outputs a
+    job asks for beside it."""
+
+    def of(output: Output) -> bytes:
+        options = {**contract.options, "vectors": None if (output,) == PLAIN else [output]}
+        return bytes.fromhex(job_fingerprint(contract.model_fingerprint, options)) + contract.precision.encode()
+
+    return {output: of(output) for output in contract.outputs}
+
+
+def key_of(kind: bytes, digest: bytes) -> bytes:
+    """The key of a vector, 32 bytes: of its kind, and of the SHA-256 of a text."""
+    return hashlib.sha256(kind + digest).digest()
 
 
 class Cache:
@@ -68,19 +87,17 @@ class Cache:
     def close(self) -> None:
         self._database.close()
 
-    def find(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Vector]]:
-        """Those keys that have a vector, in any order. A value that fails its checksum counts as absent."""
+    def find(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Value]]:
+        """Those keys that have a value, in any order. A value that fails its checksum counts as absent."""
         source = iter(keys)
         while asked := list(islice(source, _ASKED)):
             marks = ",".join("?" * len(asked))
             with self._explained():
-                found = self._database.execute(
+                stored = self._database.execute(
                     f"SELECT key, value FROM vectors WHERE key IN ({marks})",  # noqa: S608  (only question marks)
                     asked,
-                ).fetchall()
-            for key, value in found:
-                if (cached := _parsed(key, value)) is not None:
-                    yield key, cached
+                )
+                yield from ((key, value) for key, found in stored if (value := _parsed(key, found)) is not None)
 
     def stand_still(self) -> None:
         """Find what is there now, whatever other processes write, until :meth:`put`."""
@@ -88,22 +105,30 @@ class Cache:
             self._database.execute("BEGIN")
             self._database.execute("SELECT at FROM vectors LIMIT 1").fetchone()
 
-    def put(self, vectors: Iterable[tuple[bytes, Vector]]) -> None:
-        """Add vectors, each under its key. Call it when the vectors are durable elsewhere."""
+    def put(self, values: Iterable[tuple[bytes, Value]]) -> None:
+        """Add values, each under its key. Call it when the vectors are durable elsewhere."""
         with self._explained():
             self._database.commit()
-        source = iter(vectors)
-        while some := list(islice(source, _WRITTEN)):
-            rows = [(key, _written(key, *cached)) for key, cached in some]
-            with self._explained(), self._database:
-                self._database.execute("BEGIN IMMEDIATE")
-                self._database.executemany("INSERT OR REPLACE INTO vectors (key, value) VALUES (?, ?)", rows)
-                self._make_room()
+        rows, size = list[tuple[bytes, bytes]](), 0
+        for key, value in values:
+            rows.append((key, _written(key, *value)))
+            size += len(rows[-1][1])
+            if size >= _WRITTEN:
+                self._write(rows)
+                rows, size = [], 0
+        if rows:
+            self._write(rows)
 
-    def add(self, chunks: Iterable[ChunkVectors], fingerprint: str) -> None:
-        """Add the vectors of a job with digests."""
+    def add(self, chunks: Iterable[ChunkVectors], contract: Contract) -> None:
+        """Add the vectors of a job with digests, and of this contract."""
         # A class with bounds of its own promises something else than its precision.
-        self.put(vector for chunk in chunks if not chunk.bounds for vector in _vectors(chunk, fingerprint))
+        self.put(value for chunk in chunks if not chunk.bounds for value in _values(chunk, kinds_of(contract)))
+
+    def _write(self, rows: list[tuple[bytes, bytes]]) -> None:
+        with self._explained(), self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany("INSERT OR REPLACE INTO vectors (key, value) VALUES (?, ?)", rows)
+            self._make_room()
 
     def size(self) -> int:
         """The bytes that are in use."""
@@ -161,39 +186,46 @@ class Cache:
 
 
 class Cached(Known):
-    """What a cache has for one kind of job, by its fingerprint in hexadecimal and its precision: no other precision
-    answers it, not even a better one. It is what was there when it was first asked, because another process may make
-    room meanwhile."""
+    """What a cache has of the texts of a contract: those with a vector of each output, and of no other precision, not
+    even a better one. It is what was there when it was first asked, because another process may make room meanwhile."""
 
-    def __init__(self, cache: Cache, fingerprint: str, precision: str) -> None:
+    def __init__(self, cache: Cache, contract: Contract) -> None:
         self.name = str(cache.path)
-        self._cache, self._fingerprint, self._precision = cache, fingerprint, precision
-        self.dim: int | None = None
+        self._cache, self._kinds = cache, kinds_of(contract)
+        self.widths: dict[Output, int] = {}
         cache.stand_still()
 
     def has(self, digests: Digests) -> npt.NDArray[np.bool_]:
-        found = self._find(digests)
+        found = {row.tobytes() for row in digests} - {NO_DIGEST}
+        for output in self._kinds:
+            found = {digest for digest, _, _ in self._find(output, found)}
         return np.array([row.tobytes() in found for row in digests], bool)
 
     def take(self, digests: Digests) -> Rows:
-        found = self._find(digests)
-        rows = np.zeros(len(digests), row_type(self.dim or 0))
-        for at, row in enumerate(digests):
-            if (vector := found.get(row.tobytes())) is None:
+        asked = [row.tobytes() for row in digests]
+        cuts: list[tuple[int, int]] = []
+        vectors: dict[Output, list[Any]] = {}
+        for output in self._kinds:
+            found = {digest: value for digest, *value in self._find(output, set(asked))}
+            if len(found) < len(set(asked)):
                 raise OutputError(f"the cache {self.name} was damaged meanwhile: start again, or omit --cache")
-            rows[at] = row, *vector
-        return rows
+            cuts, vectors[output] = ([found[digest][of] for digest in asked] for of in (0, 1))
+        return Rows(
+            digests,
+            np.array(cuts, np.uint32),
+            np.array(vectors.get(Output.DENSE, [()] * len(asked)), np.float32),
+            SparseVectors.joined(vectors[Output.SPARSE]) if Output.SPARSE in vectors else None,
+            MultiVectors.joined(vectors[Output.MULTI]) if Output.MULTI in vectors else None,
+        )
 
-    def _find(self, digests: Digests) -> dict[bytes, Vector]:
-        """What there is, by digest, of the same dimensions as what was found first."""
-        found: dict[bytes, Vector] = {}
-        wanted = {row.tobytes() for row in digests} - {NO_DIGEST}
-        by_key = {key_of(self._fingerprint, self._precision, digest): digest for digest in wanted}
-        for key, (cut, vector) in self._cache.find(by_key):
-            self.dim = self.dim or len(vector)
-            if len(vector) == self.dim:
-                found[by_key[key]] = cut, vector
-        return found
+    def _find(self, output: Output, digests: set[bytes]) -> Iterator[tuple[bytes, tuple[int, int], Any]]:
+        """What there is of an output: each digest, the numbers of tokens, and the vector, which is of the same size as
+        the one that was found first."""
+        by_key = {key_of(self._kinds[output], digest): digest for digest in digests}
+        for key, (cut, stored) in self._cache.find(by_key):
+            size, cell = _cell(output, stored)
+            if self.widths.setdefault(output, size) == size:
+                yield by_key[key], cut, cell
 
 
 def path_of(where: str) -> Path:
@@ -209,25 +241,51 @@ def path_of(where: str) -> Path:
     return Path(parts.path[1:])
 
 
-def _vectors(chunk: ChunkVectors, fingerprint: str) -> Iterator[tuple[bytes, Vector]]:
-    failed = {error.position for error in chunk.errors}
+def _values(chunk: ChunkVectors, kinds: dict[Output, bytes]) -> Iterator[tuple[bytes, Value]]:
+    if chunk.digests is None:  # it has no records
+        return
+    failed = np.isin(chunk.positions, [error.position for error in chunk.errors]) | not_finite(chunk, FLOAT32.dtype)
     cuts = {cut.position: (cut.used, cut.lost) for cut in chunk.truncations}
-    for at, position in enumerate(chunk.positions.tolist()):
-        if chunk.digests is not None and position not in failed and np.isfinite(chunk.vectors[at]).all():
-            key = key_of(fingerprint, chunk.precision, chunk.digests[at].tobytes())
-            yield key, (cuts.get(position, (0, 0)), chunk.vectors[at])
+    digests = [digest.tobytes() for digest in chunk.digests]
+    for output, kind in kinds.items():
+        for at, stored in enumerate(_stored(chunk, output)):
+            if not failed[at]:
+                yield key_of(kind, digests[at]), (cuts.get(int(chunk.positions[at]), (0, 0)), stored)
 
 
-def _written(key: bytes, cut: tuple[int, int], vector: npt.NDArray[np.float32]) -> bytes:
-    rest = struct.pack("<II", *cut) + np.ascontiguousarray(vector, "<f4").tobytes()
+def _stored(chunk: ChunkVectors, output: Output) -> Iterator[bytes]:
+    """How a cache stores the vector of each record of a chunk."""
+    if output is Output.DENSE:
+        yield from (vector.astype("<f4", copy=False).tobytes() for vector in chunk.vectors)
+    elif output is Output.SPARSE and (sparse := chunk.sparse) is not None:
+        for indices, weights in sparse:
+            yield Sparse(sparse.width, [len(indices)], indices.tobytes(), weights.tobytes()).section()
+    elif output is Output.MULTI and (multi := chunk.multi) is not None:
+        for vectors in multi:
+            with np.errstate(over="ignore"):
+                halves = vectors.astype("<f2")
+            exact = halves if np.array_equal(halves, vectors) else vectors
+            yield Multi(multi.width, [len(vectors)], exact.tobytes(), exact.dtype.str).section()
+
+
+def _cell(output: Output, stored: bytes) -> tuple[int, Any]:
+    """A vector of a cache, and its size: an array, or rows of one record."""
+    if output is Output.DENSE:
+        return len(stored) // 4, np.frombuffer(stored, "<f4")
+    take = BytesIO(stored).read
+    rows = SparseVectors.of(Sparse.read(take, 1)) if output is Output.SPARSE else MultiVectors.of(Multi.read(take, 1))
+    return rows.width, rows
+
+
+def _written(key: bytes, cut: tuple[int, int], stored: bytes) -> bytes:
+    rest = struct.pack("<II", *cut) + stored
     return struct.pack("<I", zlib.crc32(rest, zlib.crc32(key))) + rest
 
 
-def _parsed(key: bytes, value: object) -> Vector | None:
-    if not isinstance(value, bytes) or len(value) <= _HEAD.size or len(value) % 4:
+def _parsed(key: bytes, value: object) -> Value | None:
+    if not isinstance(value, bytes) or len(value) <= _HEAD.size:
         return None
     crc, used, lost = _HEAD.unpack_from(value)
     if crc != zlib.crc32(memoryview(value)[4:], zlib.crc32(key)):
         return None
-    vector = np.frombuffer(value, "<f4", offset=_HEAD.size)
-    return ((used, lost), vector) if np.isfinite(vector).all() else None
+    return (used, lost), value[_HEAD.size :]

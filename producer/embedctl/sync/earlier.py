@@ -15,8 +15,9 @@ from embedctl.destinations.interface import ABOUT, Contract
 from embedctl.destinations.npy import FILES, LINES, beside
 from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.destinations.unfinished import digest_of, is_begun
-from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests, row_type
+from embedctl.sync.known import Earlier, Rows, check_numbers, no_digests
 from embedctl_config.errors import OutputError, SettingsError
+from embedctl_config.outputs import Output
 
 _ROWS = 8192
 #: A file of this size is read at once (bytes).
@@ -68,7 +69,7 @@ class NpyEarlier(Earlier):
         kinds = {"float32": Dtype.FLOAT32, "float16": Dtype.FLOAT16, "int8": Dtype.INT8}
         stored = kinds.get(self._array.dtype.name, Dtype.BINARY)
         check_numbers(self.name, Numbers(stored), numbers)
-        self.rows, self.dim = len(self._array), self._array.shape[1]
+        self.rows, self.widths = len(self._array), {Output.DENSE: self._array.shape[1]}
 
     def digests(self) -> Iterator[Digests]:
         for first in range(0, self.rows, _ROWS):
@@ -77,11 +78,8 @@ class NpyEarlier(Earlier):
             yield digests
 
     def rows_at(self, places: npt.NDArray[np.int64]) -> Rows:
-        rows = np.zeros(len(places), row_type(self.dim))
-        rows["vector"], rows["digest"] = self._array[places], self._digests[places]
-        for at, place in enumerate(places.tolist()):
-            rows["cut"][at] = self._cuts.get(place, (0, 0))
-        return rows
+        cuts = np.array([self._cuts.get(place, (0, 0)) for place in places.tolist()], np.uint32)
+        return Rows(self._digests[places], cuts, self._array[places].astype(np.float32, copy=False))
 
 
 def _checked(path: Path, about: Path) -> Contract:

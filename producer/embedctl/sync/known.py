@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.corpus.digests import DIGEST_BYTES, Digests
+from embedctl.corpus.digests import Digests
 from embedctl.corpus.runs import NAME, Runs, explained, parts_of, starts_of
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.numbers import FLOAT32, Dtype, Numbers
+from embedctl.waiting.results import Vectors
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import OutputError, SettingsError
-
-#: Rows of :func:`row_type`.
-Rows = npt.NDArray[np.void]
+from embedctl_config.outputs import Output
 
 #: Digests in memory; more of them go to the disk.
 _HELD = 2**17
@@ -28,17 +29,80 @@ _COST = "finding texts in an earlier output takes up to 48 bytes for each of its
 _FINDING = 16
 
 
-def row_type(dim: int) -> np.dtype[np.void]:
-    """A vector, the digest of its text, and how many tokens of that were used and lost: zeros unless it was cut."""
-    return np.dtype([("digest", "u1", (DIGEST_BYTES,)), ("cut", "<u4", (2,)), ("vector", "<f4", (dim,))])
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Vectors of texts, a row for each.
+
+    Attributes:
+        digests: of the texts.
+        cuts: uint32, rows × 2, how many tokens of each text were used and lost: zeros unless it was cut.
+        vectors, sparse, multi: as in :class:`ChunkVectors`.
+    """
+
+    digests: Digests
+    cuts: npt.NDArray[np.uint32]
+    vectors: Vectors
+    sparse: SparseVectors | None = None
+    multi: MultiVectors | None = None
+
+    @property
+    def widths(self) -> dict[Output, int]:
+        """The size of the vectors of each kind that there is."""
+        sizes = {Output.DENSE: self.vectors.shape[1]}
+        others = {Output.SPARSE: self.sparse, Output.MULTI: self.multi}
+        sizes |= {output: rows.width for output, rows in others.items() if rows is not None}
+        return {output: size for output, size in sizes.items() if size}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        others = [each for each in (self.sparse, self.multi) if each is not None]
+        rest = sum(each.nbytes + each.counts.nbytes for each in others)
+        return self.digests.nbytes + self.cuts.nbytes + self.vectors.nbytes + rest
+
+    def with_arrays(self, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Rows:
+        """The same rows with each array replaced by what `change` makes of it."""
+        return Rows(
+            change(self.digests),
+            change(self.cuts),
+            change(self.vectors),
+            None if self.sparse is None else self.sparse.with_arrays(change),
+            None if self.multi is None else self.multi.with_arrays(change),
+        )
+
+    def select(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """These rows, in this order."""
+        return Rows(
+            self.digests[rows],
+            self.cuts[rows],
+            self.vectors[rows],
+            None if self.sparse is None else self.sparse.select(rows),
+            None if self.multi is None else self.multi.select(rows),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Rows, Sequence[int]]]) -> Self:
+        """The rows of parts, of which there is at least one, in the order of their places. These are given with each
+        part. All have vectors of the same kinds and sizes."""
+        rows = [part for part, _ in parts]
+        order = np.argsort(np.concatenate([places for _, places in parts]))
+        sparse = [part.sparse for part in rows if part.sparse is not None]
+        multi = [part.multi for part in rows if part.multi is not None]
+        return cls(
+            np.concatenate([part.digests for part in rows])[order],
+            np.concatenate([part.cuts for part in rows])[order],
+            np.concatenate([part.vectors for part in rows])[order],
+            SparseVectors.joined(sparse).select(order) if sparse else None,
+            MultiVectors.joined(multi).select(order) if multi else None,
+        )
 
 
 class Known(ABC):
     """Vectors by the digests of their texts, under a name for messages. Every method raises OutputError if they can't
-    be read. `dim` is None while none was found."""
+    be read. `widths` are the sizes of their vectors, as :attr:`Rows.widths`; empty while none was found."""
 
     name: str
-    dim: int | None
+    widths: Mapping[Output, int]
 
     @abstractmethod
     def has(self, digests: Digests) -> npt.NDArray[np.bool_]:
@@ -55,7 +119,6 @@ class Earlier(Known):
 
     about: Contract
     rows: int
-    dim: int
     _index: Index | None = None
 
     def has(self, digests: Digests) -> npt.NDArray[np.bool_]:

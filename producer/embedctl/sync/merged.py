@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from embedctl.corpus.digests import Digests, as_rows, digest_of
+from embedctl.corpus.digests import as_rows, digest_of
 from embedctl.corpus.records import Record
 from embedctl.destinations.files import Readable
 from embedctl.destinations.interface import Contract
 from embedctl.destinations.loop import Progress
-from embedctl.destinations.numbers import FLOAT32, Numbers
+from embedctl.destinations.numbers import FLOAT32, Numbers, not_finite
+from embedctl.queueing.chunk_sizes import groups_of
 from embedctl.store import JobSpec, JobState, JobStatus
 from embedctl.sync.comparison import LACKING, Difference, compare_texts, corpus_changed
-from embedctl.sync.known import Earlier, Known
-from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
+from embedctl.sync.known import Earlier, Known, Rows
+from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord, no_records
 from embedctl_config.errors import EmbedctlError, JobFailed, OutputError
+from embedctl_config.outputs import Output, asked_by
 
-#: Records that are written together. It never changes, because what a parquet file's row groups hold follows from it.
-BLOCK = 1000
+#: Records that are written together, and bytes of their texts if each token has a vector: these are then 64 MB, if four
+#: bytes are a token and a vector has 1,024 dimensions. Neither ever changes, because what a parquet file's row groups
+#: hold follows from them.
+BLOCK, _TEXTS = 1000, 64 * 1024
 
 
 class OtherVectors(EmbedctlError):
@@ -60,11 +65,10 @@ class Sources:
 
 
 class _Result(NamedTuple):
-    """A record's vector, which is NaN if it failed, the digest of its text, and how many tokens were used and lost."""
+    """What became of a record: the row that has its vectors, none if it failed."""
 
-    vector: Vectors
-    digest: bytes
-    cut: tuple[int, int] = (0, 0)
+    rows: Rows
+    at: int
     error: FailedRecord | None = None
 
 
@@ -84,7 +88,9 @@ class Merged:
         self._difference, self._known, self._records = difference, sources.known, records
         self._spec, self._job = spec, job
         self._about = sources.about if difference.unchanged else None
-        self._dim = next((each.dim for number, each in enumerate(sources.known) if difference.count(number)), None)
+        self._most_bytes = _TEXTS if Output.MULTI in asked_by(spec.options) else sys.maxsize
+        used = (each.widths for number, each in enumerate(sources.known) if difference.count(number))
+        self._widths = dict(next(used, {}))
         self._ended_by: JobFailed | None = None
         self.id = "" if job is None else job.id
 
@@ -113,11 +119,10 @@ class Merged:
         encoded = self._encoded(self._of_all(progress))
         if progress is not None:
             progress(self.status())
-        corpus, first = self._difference.again(self._records()), 0
-        while block := list(islice(corpus, BLOCK)):
-            records, found = zip(*block, strict=True)
-            yield self._block(first, records, found, encoded)
-            first += len(block)
+        corpus, first = (record for record, _ in self._difference.again(self._records())), 0
+        for records in groups_of(corpus, max_rows=BLOCK, max_bytes=self._most_bytes):
+            yield self._block(first, records, self._difference.found[first : first + len(records)], encoded)
+            first += len(records)
         for _ in encoded:
             raise corpus_changed()
         self._check_model()
@@ -135,7 +140,7 @@ class Merged:
             records=len(self._difference.found),
             done=status.done + copied,
             model_fingerprint=status.model_fingerprint or model,
-            dim=status.dim or self._dim,
+            dim=status.dim or self._widths.get(Output.DENSE),
         )
 
     def _of_all(self, progress: Progress | None) -> Progress | None:
@@ -157,11 +162,13 @@ class Merged:
                 while position < chunk.positions[0]:
                     yield None
                     position += 1
+                cuts = np.zeros((len(chunk.positions), 2), np.uint32)
+                for cut in chunk.truncations:
+                    cuts[np.searchsorted(chunk.positions, cut.position)] = cut.used, cut.lost
+                rows = Rows(chunk.digests, cuts, chunk.vectors, chunk.sparse, chunk.multi)
                 errors = {error.position: error for error in chunk.errors}
-                cuts = {cut.position: (cut.used, cut.lost) for cut in chunk.truncations}
                 for at, position in enumerate(chunk.positions.tolist()):
-                    digest = chunk.digests[at].tobytes()
-                    yield _Result(chunk.vectors[at], digest, cuts.get(position, (0, 0)), errors.get(position))
+                    yield _Result(rows, at, errors.get(position))
                 position += 1
         except JobFailed as error:
             self._ended_by = error
@@ -174,53 +181,63 @@ class Merged:
                 raise OtherVectors(model)
 
     def _block(
-        self, first: int, records: Sequence[Record], found: Sequence[int], encoded: Iterator[_Result | None]
+        self, first: int, records: Sequence[Record], found: npt.NDArray[np.int8], encoded: Iterator[_Result | None]
     ) -> ChunkVectors:
         digests = as_rows(b"".join(map(digest_of, records)))
-        results: list[_Result | None] = [next(encoded, None) if each == LACKING else None for each in found]
+        results: list[_Result | None] = [next(encoded, None) if each == LACKING else None for each in found.tolist()]
         for number, known in enumerate(self._known):
-            for at, result in _copied(known, np.flatnonzero(np.array(found) == number).tolist(), digests):
-                results[at] = result
-        there = [(at, result) for at, result in enumerate(results) if result is not None]
-        if any(result.digest != digests[at].tobytes() for at, result in there):
+            if len(places := np.flatnonzero(found == number)):
+                rows = known.take(digests[places])
+                if not np.array_equal(rows.digests, digests[places]):
+                    raise _damaged(known)
+                for row, at in enumerate(places.tolist()):
+                    results[at] = _Result(rows, row)
+        there = [at for at, result in enumerate(results) if result is not None]
+        if not there:  # the job was ended before
+            return no_records(self.status().dim or 0)
+        whole = self._joined([result for result in results if result is not None])
+        if not np.array_equal(whole.digests, digests[there]):
             raise corpus_changed()
-        return ChunkVectors(
-            positions=np.array([first + at for at, _ in there], np.int64),
-            ids=[records[at].id for at, _ in there],
-            vectors=self._stacked([result.vector for _, result in there]),
-            errors=[
-                dataclasses.replace(result.error, position=first + at)
-                for at, result in there
-                if result.error is not None
-            ],
+        errors = ((at, result.error) for at, result in enumerate(results) if result is not None)
+        block = ChunkVectors(
+            positions=np.array(there, np.int64) + first,
+            ids=[records[at].id for at in there],
+            vectors=whole.vectors,
+            errors=[dataclasses.replace(error, position=first + at) for at, error in errors if error is not None],
             truncations=[
-                TruncatedRecord(first + at, records[at].id, *result.cut) for at, result in there if result.cut != (0, 0)
+                TruncatedRecord(first + at, records[at].id, *cut)
+                for at, cut in zip(there, whole.cuts.tolist(), strict=True)
+                if any(cut)
             ],
             precision=self._spec.precision,
-            kept=[json.loads(records[at].kept or b"{}") for at, _ in there] if self._spec.options.get("keep") else None,
-            digests=digests[[at for at, _ in there]],
+            kept=[json.loads(records[at].kept or b"{}") for at in there] if self._spec.options.get("keep") else None,
+            digests=whole.digests,
+            sparse=whole.sparse,
+            multi=whole.multi,
         )
+        copied = found[there]
+        if (damaged := not_finite(block, FLOAT32.dtype) & (copied != LACKING)).any():
+            raise _damaged(self._known[copied[damaged][0]])
+        return block
 
-    def _stacked(self, vectors: Sequence[Vectors]) -> Vectors:
-        """Vectors as one array; OutputError if they have other dimensions than those before."""
-        dims = ({self._dim or 0} | {len(vector) for vector in vectors}) - {0}  # 0 where a whole chunk failed
-        if len(dims) > 1:
-            raise OutputError(f"vectors of {' and '.join(map(str, sorted(dims)))} dimensions can't stand in one output")
-        self._dim = max(dims, default=None)
-        stacked = np.full((len(vectors), self._dim or self.status().dim or 0), np.nan, np.float32)
-        for at, vector in enumerate(vectors):
-            stacked[at, : len(vector)] = vector
-        return stacked
+    def _joined(self, results: Sequence[_Result]) -> Rows:
+        """The rows of results, in their order; OutputError if they have vectors of other sizes than those before."""
+        taken: dict[int, tuple[Rows, list[int], list[int]]] = {}
+        for place, result in enumerate(results):
+            _, rows, places = taken.setdefault(id(result.rows), (result.rows, [], []))
+            rows.append(result.at)
+            places.append(place)
+        for each, _, _ in taken.values():
+            self._widths = self._widths or each.widths
+            if each.widths != self._widths:
+                sizes = (", ".join(map(str, found.values())) for found in (self._widths, each.widths))
+                raise OutputError(f"vectors of {' and '.join(sizes)} dimensions can't stand in one output")
+        return Rows.joined([(each.select(np.array(rows)), places) for each, rows, places in taken.values()])
 
 
-def _copied(known: Known, places: list[int], digests: Digests) -> Iterator[tuple[int, _Result]]:
-    """The known vectors of some records of a block, each with its place there. OutputError: what they are copied from
-    was changed, so they are not of these records' texts, or not finite."""
-    rows = known.take(digests[places]) if places else np.empty(0)
-    for at, row in zip(places, rows, strict=True):
-        if not np.array_equal(row["digest"], digests[at]) or not np.isfinite(row["vector"]).all():
-            raise OutputError(f"{known.name} is damaged, or was changed meanwhile: start again, or remove it")
-        yield at, _Result(row["vector"], row["digest"].tobytes(), tuple(row["cut"].tolist()))
+def _damaged(known: Known) -> OutputError:
+    """The error for vectors that are not finite, or not of the texts that they were asked for."""
+    return OutputError(f"{known.name} is damaged, or was changed meanwhile: start again, or remove it")
 
 
 def _done(spec: JobSpec) -> JobStatus:

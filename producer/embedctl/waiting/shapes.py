@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self
@@ -62,6 +62,11 @@ class _Rows:
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in self._FLAT)
+
+    def with_arrays(self, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Self:
+        """The same rows with each array replaced by what `change` makes of it."""
+        flat: dict[str, Any] = {name: change(getattr(self, name)) for name in self._FLAT}
+        return replace(self, counts=change(self.counts), **flat)
 
     def with_rows(self, rows: npt.NDArray[np.int64], later: Self | None) -> Self:
         """The same with the rows at these places, ascending, replaced by later ones."""

@@ -21,9 +21,11 @@ from embedctl.sync import known
 from embedctl.sync.earlier import open_earlier
 from embedctl.sync.known import Earlier
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
+from embedctl.waiting.shapes import MultiVectors, SparseVectors
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ErrorCode
+from tests.support.jobs import assert_same_rows
 
 OPTIONS = {"prompt": None, "long": "cut", "normalize": True}
 ABOUT = Contract(job_fingerprint("ab" * 32, OPTIONS), "model", "fp32", OPTIONS, model_fingerprint="ab" * 32)
@@ -31,6 +33,15 @@ RECORDS, DIM = 100, 3
 #: float16 holds these exactly.
 VECTORS = np.arange(RECORDS * DIM, dtype=np.float32).reshape(RECORDS, DIM)
 FAILED, CUT, NO_TEXT = 13, 41, 77
+#: Of each record up to three weights and two tokens' vectors.
+COUNTS = np.array([0 if i in (FAILED, NO_TEXT) else i % 4 for i in range(RECORDS)])
+SPARSE = SparseVectors(
+    7,
+    COUNTS,
+    np.concatenate([np.arange(i, dtype=np.uint32) for i in COUNTS]),
+    np.arange(COUNTS.sum(), dtype=np.float32),
+)
+MULTI = MultiVectors(2, COUNTS, np.arange(2 * COUNTS.sum(), dtype=np.float32).reshape(-1, 2))
 
 
 def chunk(first: int, count: int) -> ChunkVectors:
@@ -48,6 +59,8 @@ def chunk(first: int, count: int) -> ChunkVectors:
         errors=errors,
         truncations=[TruncatedRecord(i, None, 510, 9) for i in at if i == CUT],
         digests=as_rows(b"".join(each)),
+        sparse=SPARSE.select(np.array(at)),
+        multi=MULTI.select(np.array(at)),
     )
 
 
@@ -87,7 +100,7 @@ def digests_of(*rows: int) -> Digests:
 def test_texts_are_found_in_memory_and_on_the_disk(held: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_HELD", held)
     earlier = opened(path)
-    assert (earlier.about, earlier.rows, earlier.dim) == (ABOUT, RECORDS, DIM)
+    assert (earlier.about, earlier.rows) == (ABOUT, RECORDS)
     assert np.flatnonzero(~earlier.has(digests_of(*range(RECORDS)))).tolist() == [FAILED, NO_TEXT]
     others = as_rows(b"".join(hashlib.sha256(b"other %d" % at).digest() for at in range(50)))
     assert not earlier.has(others).any()
@@ -103,11 +116,14 @@ def test_vectors_come_in_the_order_that_is_wanted(order: str, path: Path) -> Non
     for first in range(0, len(wanted), 7):
         some = wanted[first : first + 7].tolist()
         rows = earlier.take(digests_of(*some))
-        np.testing.assert_array_equal(rows["vector"], VECTORS[some])
-        np.testing.assert_array_equal(rows["digest"], digests_of(*some))
-        assert rows["cut"].tolist() == [[510, 9] if row == CUT else [0, 0] for row in some]
+        np.testing.assert_array_equal(rows.vectors, VECTORS[some])
+        np.testing.assert_array_equal(rows.digests, digests_of(*some))
+        assert rows.cuts.tolist() == [[510, 9] if row == CUT else [0, 0] for row in some]
+        if path.suffix == ".parquet":
+            assert_same_rows(rows.sparse, SPARSE.select(np.array(some)))
+            assert_same_rows(rows.multi, MULTI.select(np.array(some)))
     if path.suffix == ".parquet":
-        brought = getattr(earlier, "_all", None) is not None
+        brought = bool(getattr(earlier, "_all", None))
         assert brought is (order == "mixed"), "only a quite different order needs room on the disk"
 
 
@@ -117,7 +133,7 @@ def test_of_equal_texts_the_first_row_is_found(tmp_path: Path) -> None:
     for first in (0, 10):
         writer.write(replace(same, positions=np.arange(first, first + 10), vectors=VECTORS[first : first + 10]))
     writer.finish()
-    np.testing.assert_array_equal(opened(tmp_path / "v.npy").take(digests_of(3, 4))["vector"], VECTORS[3:5])
+    np.testing.assert_array_equal(opened(tmp_path / "v.npy").take(digests_of(3, 4)).vectors, VECTORS[3:5])
 
 
 def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(path: Path) -> None:
@@ -125,7 +141,7 @@ def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(path: Path) ->
     other = path.with_name("other")
     other.write_bytes(b"something else")
     other.replace(path)
-    np.testing.assert_array_equal(earlier.take(digests_of(5, 95))["vector"], VECTORS[[5, 95]])
+    np.testing.assert_array_equal(earlier.take(digests_of(5, 95)).vectors, VECTORS[[5, 95]])
 
 
 @pytest.mark.parametrize("kind", list(Dtype))
@@ -135,7 +151,7 @@ def test_vectors_are_copied_only_as_they_are_stored(kind: Dtype, path: Path) -> 
     written(path, numbers)
     for wanted in (None, Numbers(Dtype.FLOAT16)):
         if kind.value == ("float32" if wanted is None else "float16"):
-            np.testing.assert_array_equal(open_as(path, wanted).take(digests_of(5, 6))["vector"], VECTORS[[5, 6]])
+            np.testing.assert_array_equal(open_as(path, wanted).take(digests_of(5, 6)).vectors, VECTORS[[5, 6]])
         else:
             with pytest.raises(SettingsError, match=f"stores {kind.value}"):
                 open_as(path, wanted)
