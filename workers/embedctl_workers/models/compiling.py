@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import shutil
 import subprocess
@@ -65,6 +66,11 @@ def compiled(
         raise ModelError("not compiled yet, and --no-build was given")
     keep(library, _made(compiler, tuple(flags), source.name, tuple(texts.items()), folder))
     return load(library)
+
+
+def digest_of(library: ctypes.CDLL) -> str:
+    """Names what a library was :func:`compiled` from: its texts, flags, compiler and CPU."""
+    return Path(library._name).stem
 
 
 def _made(compiler: str, flags: Sequence[str], name: str, texts: Sequence[tuple[str, str]], folder: Path) -> bytes:

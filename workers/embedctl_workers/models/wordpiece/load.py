@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer
 
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import note, noted, software
-from embedctl_workers.models.compiling import NOT_COMPILED, compiled
+from embedctl_workers.models.compiling import NOT_COMPILED, compiled, digest_of
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
 from embedctl_workers.models.wordpiece.compiled import CompiledWordPiece, OddWords, load_library
 from embedctl_workers.models.wordpiece.rules import NotSupported, Rules, rules_of
@@ -45,8 +44,7 @@ def fast_tokenizer_for(tokenizer: Tokenizer, host: Host) -> CompiledWordPiece | 
         log.info("no compiled tokenizer, which would be several times faster: %s", error)
         return None
     fast = CompiledWordPiece(library, rules, OddWords(tokenizer))
-    # What was compiled is named by its source, flags, compiler and CPU.
-    facts = [hashlib.sha256(text.encode()).hexdigest(), Path(library._name).name, software()]
+    facts = [hashlib.sha256(text.encode()).hexdigest(), digest_of(library), software()]
     if not noted(host.cache, "tokenizers", facts):
         if not _agrees(fast, tokenizer, rules):
             log.warning("the compiled tokenizer differs from the library and is not used: please report the model")

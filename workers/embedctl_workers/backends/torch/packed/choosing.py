@@ -94,7 +94,7 @@ class Chooser:
     def _fastest(self, kinds: Sequence[LayerKind], tolerance: float) -> LayerKind:
         """The fastest on one layer of those that agree with torch's products in fp32; a ModelError if none does."""
         by_name = {kind.name: kind for kind in kinds}
-        facts = [*self._deciding(), _BATCHES, list(by_name)]
+        facts = [*self._deciding(), _BATCHES, [[kind.name, *kind.code] for kind in kinds]]
         seconds = noted(self.host.cache, "fastest", facts)
         if not (isinstance(seconds, dict) and seconds and seconds.keys() <= by_name.keys()):
             seconds = self._measured(kinds, tolerance)
@@ -128,7 +128,7 @@ def plain_layers(product: str, kernels: Kernels) -> LayerKind:
 
         return PlainLayer(layer, weights, PRODUCTS[product], kernels)
 
-    return LayerKind(f"{kernels.name}, {product}", laid_out)
+    return LayerKind(f"{kernels.name}, {product}", laid_out, kernels.code)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import threads
+from embedctl_workers.models.compiling import digest_of
 
 #: Inputs and outputs of a product, and a head's columns, are multiples of this; in int8, a head has at most so many.
 _MULTIPLE, _MOST_HEAD = 16, 256
@@ -36,6 +37,7 @@ class FusedLibrary(ABC):
     def __init__(self, host: Host, flags: Sequence[str]) -> None:
         self._products = library("layers.c", host, flags=flags, headers=_HEADERS)
         self._products.fused_scratch.restype = ctypes.c_long
+        self.code: tuple[str, ...] = (digest_of(self._products),)
         #: How many outputs of a weight lie together; the greatest magnitude of a weight in bytes, and 0 for float32.
         self.panel, self.most_byte = (
             ctypes.c_long.in_dll(self._products, name).value for name in ("fused_panel", "fused_most_byte")
@@ -93,6 +95,7 @@ class FloatLibrary(FusedLibrary):
     def __init__(self, host: Host, kernels: Kernels) -> None:
         super().__init__(host, ["-DFLOATS"])
         self._kernels = kernels
+        self.code += kernels.code
 
     def attention(self, qkv: Matrix, texts: Texts, context: Matrix, buffers: Buffers) -> None:
         self._kernels.attention(qkv, texts, context)
@@ -109,6 +112,7 @@ class Int8Library(FusedLibrary):
         super().__init__(host, flags)
         self._attention = library("int8_attention.c", host, flags=flags, headers=_HEADERS)
         self._attention.int8_attention_scratch.restype = ctypes.c_long
+        self.code += (digest_of(self._attention),)
 
     def attention(self, qkv: Matrix, texts: Texts, context: Matrix, buffers: Buffers) -> None:
         heads, head = len(qkv) // 3, qkv.shape[2]
@@ -174,7 +178,7 @@ class FusedLayer:
 
 def fused_layers(name: str, calls: FusedLibrary) -> LayerKind:
     """Layers of a library; `name` as of :class:`LayerKind`."""
-    return LayerKind(name, lambda layer, weights: FusedLayer(layer, weights.heads, calls))
+    return LayerKind(name, lambda layer, weights: FusedLayer(layer, weights.heads, calls), calls.code)
 
 
 def int8_layers(calls: Int8Library) -> LayerKind:

@@ -15,7 +15,7 @@ from embedctl_workers.backends.torch.packed.inputs import Tables, Texts
 from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Part
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.compiling import NOT_COMPILED
+from embedctl_workers.models.compiling import NOT_COMPILED, digest_of
 
 if TYPE_CHECKING:
     from embedctl_workers.backends.torch.packed.torch_kernels import TorchKernels
@@ -42,6 +42,7 @@ class CompiledKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self.code = (digest_of(library),)
 
     def embed(self, ids: Rows, positions: Rows, tables: Tables, x: Matrix) -> None:
         """The tables' vectors of ids and positions, which are within the tables, into `x`."""

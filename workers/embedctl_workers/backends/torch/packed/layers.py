@@ -24,11 +24,13 @@ class LayerKind:
     """One way to compute the layers of an encoder.
 
     `name` is the last part of the engine's name, for people; `layer` copies a layer's weights, laid out for it;
-    `chosen` tells which others it was compared with, and how it fared.
+    `code` names what was compiled for it, as :func:`.compiling.digest_of`; `chosen` tells which others it was compared
+    with, and how it fared.
     """
 
     name: str
     layer: Callable[[Layer, Weights], EncoderLayer]
+    code: tuple[str, ...] = ()
     chosen: str = ""
 
 

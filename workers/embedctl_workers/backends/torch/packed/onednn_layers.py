@@ -21,7 +21,7 @@ def onednn_bf16_layers(tiles: Tiles, kernels: Kernels) -> LayerKind:
     The tiles are for attention, the kernels for LayerNorm.
     """
     name = f"{kernels.name}, {OneDnnBf16Linear.NAME}, attention on {tiles.unit.name}"
-    return LayerKind(name, partial(_OneDnnBf16Layer, tiles=tiles, kernels=kernels))
+    return LayerKind(name, partial(_OneDnnBf16Layer, tiles=tiles, kernels=kernels), tiles.code + kernels.code)
 
 
 class _OneDnnBf16Layer:

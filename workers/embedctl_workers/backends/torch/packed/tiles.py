@@ -18,6 +18,7 @@ from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import threads
+from embedctl_workers.models.compiling import digest_of
 
 #: NumPy has no bfloat16: matrices of this type hold its bits.
 BF16 = np.uint16
@@ -66,6 +67,7 @@ class Tiles:
                 raise ModelError(f"the system does not let this process use {unit.name}")
             each.scratch_bytes.restype = ctypes.c_long
         self.products.packed_bytes.restype = ctypes.c_long
+        self.code = tuple(map(digest_of, (self.products, self.attention)))
 
 
 def tile_layers(tiles: Tiles, parts: int, kernels: Kernels) -> LayerKind:
@@ -75,7 +77,7 @@ def tile_layers(tiles: Tiles, parts: int, kernels: Kernels) -> LayerKind:
     float32.
     """
     name = f"{kernels.name}, {tiles.unit.name}" + (" x 3" if parts == 2 else "")
-    return LayerKind(name, partial(_TileLayer, tiles=tiles, parts=parts, kernels=kernels))
+    return LayerKind(name, partial(_TileLayer, tiles=tiles, parts=parts, kernels=kernels), tiles.code + kernels.code)
 
 
 def fit_tiles(weights: Weights) -> bool:

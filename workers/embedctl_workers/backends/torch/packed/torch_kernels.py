@@ -15,6 +15,7 @@ class TorchKernels:
     """As :class:`.kernels.CompiledKernels`; takes arrays or tensors."""
 
     name = "torch kernels"
+    code = ()
 
     def embed(self, ids: Rows, positions: Rows, tables: Tables, x: Matrix) -> None:
         words, places = torch.as_tensor(tables.words), torch.as_tensor(tables.places)
