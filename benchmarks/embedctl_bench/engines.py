@@ -128,7 +128,7 @@ def systems_for(asked: Asked, peers: Sequence[System]) -> list[System]:
         return [*([GPU_FLOOR] if asked.device == "gpu" else []), *systems]
     # A system at its default may promise 16 bits.
     wanted = {"fp16" if system.precision == AT_ITS_DEFAULT else system.precision for system in systems}
-    return [*(floor for precision, floor in FLOORS.items() if precision in wanted), *systems]
+    return [*(each for each in FLOORS if each.precision in wanted), *systems]
 
 
 def count_of(workload: str, model: Model, *, quick: bool = False, device: str = "cpu") -> int:

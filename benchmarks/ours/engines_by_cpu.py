@@ -42,7 +42,7 @@ def engines_by_cpu(
     load = make_workload(workload, count_of(workload, measured, quick=quick), measured, place)
     task = Task(measured, load, [cpu], place)
     ours = [engine_of(name, settings) for name in classes.split(",")]
-    floors = [FLOORS[precision] for precision in dict.fromkeys(each.precision for each in ours)] if floor else []
+    floors = [each for each in FLOORS if floor and each.precision in {own.precision for own in ours}]
     with ExitStack() as stack:
         running = []
         for system in (*ours, *(PEERS[name] for name in peers.split(",") if name), *floors):

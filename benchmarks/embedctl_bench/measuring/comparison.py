@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from embedctl_bench.measuring.sampling import is_noisy, percentiles, spread
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import AT_ITS_DEFAULT, BASELINE, SENTENCE_TRANSFORMERS, System
+from embedctl_bench.peers.registry import AT_ITS_DEFAULT, ATTENTION_FLOOR, BASELINE, SENTENCE_TRANSFORMERS, System
 from embedctl_bench.peers.tuned import Run
 from embedctl_bench.report import Column, Table
 from embedctl_config.hardware import PRECISIONS, THRESHOLDS
@@ -43,6 +43,7 @@ COLUMNS = (
     Column("least_times", "least", 2),
     Column("most_times", "most", 2),
     Column("share_of_floor", "share of floor", 2),
+    Column("share_with_attention", "with attention", 2),
     *(Column(f"{each}_ms", f"{each} (ms)", 1) for each in ("p50", "p90", "p99")),
     Column("max_abs_error", "max abs error"),
     Column("min_cosine", "min cosine", 6),
@@ -59,7 +60,8 @@ _SYSTEM_COLUMNS = (
 _NOTE = (
     "Each precision is ranked alone. × baseline is the rate as a multiple of {base}, with the least and the most of "
     "the rounds. As loaded: the precision that was read back from the loaded system, or our engine. A floor is the "
-    "model's matrix products of these tokens alone, without padding, by torch's fastest product in its precision. "
+    "model's matrix products of these tokens alone, without padding, by torch's fastest product in its precision; in "
+    "fp32, another one has attention's products too. "
     "Bold: faster than every one of ours of its precision."
 )
 
@@ -201,8 +203,9 @@ class Comparison:
     def find(self, name: str) -> SystemRuns | None:
         return next((each for each in self.systems if each.name == name), None)
 
-    def floor(self, precision: str) -> SystemRuns | None:
-        return next((each for each in self.floors if each.precision == precision), None)
+    def floor(self, precision: str, *, attention: bool = False) -> SystemRuns | None:
+        found = [each for each in self.floors if each.precision == precision]
+        return next((each for each in found if (each.name == ATTENTION_FLOOR.name) == attention), None)
 
     def comparable(self, precision: str, *, ours: bool) -> list[SystemRuns]:
         """The systems of a precision that have no flaw."""
@@ -225,11 +228,17 @@ class Comparison:
             if found and (floor := self.floor(precision)):
                 gflops = self.model.flops_per_token * floor.tokens / floor.seconds / 1e9
                 yield self._row(floor, None) | {"gflops": gflops, "promise": None}
+            if found and (floor := self.floor(precision, attention=True)):
+                yield self._row(floor, None) | {"promise": None}
 
     def _row(self, each: SystemRuns, rank: int | None) -> dict[str, object]:
         seconds, durations = each.seconds, [run.seconds for run in each.rounds.values()]
         flaw = "" if each.floor else each.flaw(self.tokens)
-        ours, floor = self.comparable(each.precision, ours=True), self.floor(each.precision)
+        ours = self.comparable(each.precision, ours=True)
+        floors = [self.floor(each.precision, attention=which) for which in (False, True)]
+        share, with_attention = (
+            each.times(floor) if floor and each is not floor and each.ratios(floor) else None for floor in floors
+        )
         ahead = bool(ours) and not each.ours and not each.floor and not flaw
         ahead = ahead and all(each.times(other) > 1 for other in ours)
         times = each.ratios(self.baseline) if self.baseline else []
@@ -249,7 +258,8 @@ class Comparison:
             "times": median(times) if times else None,
             "least_times": min(times, default=None),
             "most_times": max(times, default=None),
-            "share_of_floor": each.times(floor) if floor and each is not floor and each.ratios(floor) else None,
+            "share_of_floor": share,
+            "share_with_attention": with_attention,
             **percentiles([latency for run in each.rounds.values() for latency in run.latencies]),
             **each.accuracy,
             "max_abs_error": f"{each.accuracy['max_abs_error']:.1e}" if each.accuracy else None,

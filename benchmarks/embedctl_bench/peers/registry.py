@@ -100,12 +100,16 @@ def _floor(name: str, label: str, precision: str, kind: str) -> System:
 
 #: In our own environment: a model's matrix products alone, and other libraries that embedctl installs.
 FLOOR = _floor("floor", "floor", "fp32", "fp32")
-#: The floor of each precision.
-FLOORS = {
-    "fp32": FLOOR,
-    "fp16": _floor("floor-bf16", "floor, bf16", "fp16", "bf16"),
-    "int8": _floor("floor-int8", "floor, int8", "int8", "int8"),
-}
+#: The same with attention's products.
+ATTENTION_FLOOR = replace(
+    FLOOR, name="floor-attention", label="floor with attention", fixed={**FLOOR.fixed, "attention": True}
+)
+FLOORS = (
+    FLOOR,
+    ATTENTION_FLOOR,
+    _floor("floor-bf16", "floor, bf16", "fp16", "bf16"),
+    _floor("floor-int8", "floor, int8", "int8", "int8"),
+)
 #: The device's products in its best precision, attention included, as `embedctl model verify` measures them.
 GPU_FLOOR = System(
     "floor-gpu",

@@ -34,6 +34,7 @@ def rows(scene: Scene, table: str = "figures") -> list[dict[str, Any]]:
 def test_systems_are_ranked_by_time_unless_they_cut_texts_or_are_not_fp32(tmp_path: Path) -> None:
     made = scene(
         FLOOR,
+        runs("floor-attention", 1.5, 1.5, 1.5),
         runs("sentence-transformers", 8.0, 9.0, 10.0),
         runs("embedctl-cpu", 3.0, 3.0, 4.0),
         runs("fastembed", 1.0, 1.0, 1.0, tokens=900),
@@ -49,16 +50,17 @@ def test_systems_are_ranked_by_time_unless_they_cut_texts_or_are_not_fp32(tmp_pa
         (None, "fastembed"),
         (None, "ctranslate2"),
         (None, "floor"),
+        (None, "floor-attention"),
     ]
     assert "not ranked: encodes 900 tokens of 1,000: it cuts texts" in found[3]["remark"]
     assert "not fp32" in found[4]["remark"]
     first = found[0]
     assert [first[key] for key in ("times", "least_times", "most_times")] == pytest.approx([8 / 3, 2.5, 3.0])
-    assert first["share_of_floor"] == pytest.approx(1 / 3)
+    assert [first[f"share_{of}"] for of in ("of_floor", "with_attention")] == pytest.approx([1 / 3, 1 / 2])
     assert (first["texts_per_s"], first["tokens_per_s"]) == pytest.approx((100 / 3, 1000 / 3))
     assert first["_noisy"]
     assert not any(row["_bold"] for row in found)
-    assert found[-1]["gflops"] == pytest.approx(MODEL.flops_per_token * 1000 / 1e9)
+    assert found[-2]["gflops"] == pytest.approx(MODEL.flops_per_token * 1000 / 1e9)
     assert list(made.notes()) == ["m: infinity: not available: no memory"]
     with asked(tmp_path).session("engines", 1) as session:
         conclude(asked(tmp_path), session, [made], Report("Engines", "", notes=not_installed(["st-torch"])))

@@ -57,7 +57,7 @@ def go(folder: Path, *systems: System, run: Any = None) -> Scene:
 def test_a_class_is_measured_by_its_engine_and_by_the_product_beside_a_baseline(tmp_path: Path) -> None:
     wanted = asked(tmp_path, classes=("cpu", "cpu-int8"), cpus=frozenset(range(4)))
     ours = ["embedctl-engine-cpu", "embedctl-engine-cpu-int8", "embedctl-cpu", "embedctl-cpu-int8"]
-    floors = ["floor", "floor-int8"]
+    floors = ["floor", "floor-attention", "floor-int8"]
     assert [system.name for system in systems_for(wanted, [])] == [*floors, SENTENCE_TRANSFORMERS.name, *ours]
     peers = [PEERS["fastembed"], PEERS[BASELINE]]
     assert [system.name for system in systems_for(wanted, peers)] == [*floors, "fastembed", BASELINE, *ours]
@@ -68,8 +68,8 @@ def test_a_class_is_measured_by_its_engine_and_by_the_product_beside_a_baseline(
 
     classes = {**Settings().classes, "cpu-bf16": HardwareClass(precision="fp16")}
     systems = systems_for(asked(tmp_path, classes=("cpu-bf16",), settings=Settings(classes=classes)), [])
-    names = ["floor", "floor-bf16", "sentence-transformers", "sentence-transformers-bf16"]
-    assert [system.name for system in systems][:4] == names, "beside a class of 16 bits"
+    names = ["floor", "floor-attention", "floor-bf16", "sentence-transformers", "sentence-transformers-bf16"]
+    assert [system.name for system in systems][:5] == names, "beside a class of 16 bits"
 
 
 def test_on_a_gpu_sentence_transformers_runs_there_too_and_peers_are_refused(tmp_path: Path) -> None:
@@ -130,6 +130,7 @@ def test_the_command_ranks_engines_beside_the_floor(tmp_path: Path, monkeypatch:
         ("embedctl's engine, class cpu", 2),
         ("embedctl, class cpu", 3),
         ("floor", None),
+        ("floor with attention", None),
     ]
 
 

@@ -23,7 +23,8 @@ from embedctl_workers.measuring.rates import mixed_load, working_rate
 from embedctl_workers.measuring.short_benchmark import EncoderShape, Spread, benchmark, shape_of
 from embedctl_workers.models.files import ModelFiles
 
-BERT = '{"model_type": "bert", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}'
+BERT = """{"model_type": "bert", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
+"num_attention_heads": 1}"""
 
 
 def encoder_of(token_budget: int = 256, **options: Any) -> ChunkEncoder:
@@ -172,9 +173,15 @@ def test_a_thread_that_can_not_be_warmed_up_keeps_no_other_waiting(monkeypatch: 
         working_rate(encoder, load, 0.1, threads=2)
 
 
-CONFIG = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}
-DISTIL = {"model_type": "distilbert", "dim": 384, "hidden_dim": 1536, "n_layers": 6}
-SHAPE = EncoderShape(hidden=384, inner=1536, layers=6)
+CONFIG = {
+    "model_type": "bert",
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+}
+DISTIL = {"model_type": "distilbert", "dim": 384, "hidden_dim": 1536, "n_layers": 6, "n_heads": 12}
+SHAPE = EncoderShape(hidden=384, inner=1536, layers=6, heads=12)
 
 
 def folder_with(tmp_path: Path, config: Any, name: str = "config.json") -> Path:

@@ -17,11 +17,11 @@ from embedctl_workers.measuring.rates import Load, encoding_rate, loads_for, tok
 from embedctl_workers.tables import table
 
 #: Encoders of one design: attention with four square matrices, then a feed-forward of two. Model type → the names of
-#: hidden size, inner size and number of layers in its configuration.
-_BERT = ("hidden_size", "intermediate_size", "num_hidden_layers")
-_KNOWN: Mapping[str, tuple[str, str, str]] = {
+#: hidden size, inner size, number of layers and of heads in its configuration.
+_BERT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_KNOWN: Mapping[str, tuple[str, str, str, str]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _BERT),
-    "distilbert": ("dim", "hidden_dim", "n_layers"),
+    "distilbert": ("dim", "hidden_dim", "n_layers", "n_heads"),
 }
 #: The number of rounds, and the time of each measurement (seconds): a quarter of a minute in all.
 ROUNDS = 5
@@ -36,6 +36,7 @@ class EncoderShape:
     hidden: int
     inner: int
     layers: int
+    heads: int
 
     def flop(self, lengths: Rows) -> float:
         """Operations for texts of these lengths (tokens): multiplications and additions of matrix products.
@@ -57,8 +58,7 @@ def shape_of(folder: Path) -> EncoderShape | None:
     names = _KNOWN.get(str(config.get("model_type")))
     if names is None or any(not isinstance(config.get(name), int) for name in names):
         return None
-    hidden, inner, layers = (int(config[name]) for name in names)
-    return EncoderShape(hidden, inner, layers)
+    return EncoderShape(*(int(config[name]) for name in names))
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -1,20 +1,25 @@
 """The floor of a precision: a model's matrix products alone, without padding, by the fastest product that torch has.
 
-An engine of the same precision is faster only if its products are. Attention's products are left out.
+An engine of the same precision is faster only if its products are. Attention's products are left out, unless they are
+asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from embedctl_config.hardware import SHIPPED_CLASSES
-from embedctl_workers.measuring.cpu_products import PRODUCTS, missing
+from embedctl_workers.measuring.cpu_products import PRODUCTS, CpuProduct, missing
 from embedctl_workers.measuring.matrix_products import matrix_products
-from embedctl_workers.measuring.short_benchmark import shape_of
+from embedctl_workers.measuring.short_benchmark import EncoderShape, shape_of
+from embedctl_workers.models.fastest import fastest, timed
 
 from .serving import Answer, Vectors
 from .tokens import TokenCounter
@@ -24,9 +29,14 @@ _MATRIX_S = 1.0
 
 
 class FloorAdapter:
-    """All tokens of all texts through every layer's weights, at most `budget` at a time; there are no vectors."""
+    """All tokens of all texts through every layer's weights, at most `budget` at a time; there are no vectors.
 
-    def __init__(self, model: Path, threads: int, product: str, budget: int, kind: str = "fp32") -> None:
+    With `attention`, in fp32, also each text's products of queries and keys, and of weights and values.
+    """
+
+    def __init__(
+        self, model: Path, threads: int, product: str, budget: int, kind: str = "fp32", *, attention: bool = False
+    ) -> None:
         if why := missing(kind):
             raise RuntimeError(why)
         torch.set_num_threads(threads)
@@ -41,23 +51,49 @@ class FloorAdapter:
         with torch.inference_mode():
             self._products = [(way.prepare(*shape, budget), shape[1]) for _ in range(size.layers) for shape in shapes]
             self._inputs = {width: way.source(budget, width) for width in (hidden, inner)}
-        self._budget = budget
+        self._attending = lru_cache(None)(lambda length: _attending(size, way, length)) if attention else None
+        self._layers, self._budget = size.layers, budget
         self._counter = TokenCounter(model)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Multiply; return vectors without components."""
-        left = self.count(texts)
+        lengths = self._counter.lengths(texts)
+        left = sum(lengths)
         with torch.inference_mode():
             while left > 0:
                 rows = min(left, self._budget)
                 for product, width in self._products:
                     product(self._inputs[width][:rows])
                 left -= rows
+            if self._attending:
+                for length, count in Counter(lengths).items():
+                    for _ in range(count * self._layers):
+                        self._attending(length)()
         return np.empty((len(texts), 0), np.float32)
 
     def count(self, texts: Sequence[str]) -> int:
         """Tokens, counted once: the floor does not include tokenising."""
         return sum(self._counter.lengths(texts))
+
+
+def _attending(size: EncoderShape, way: CpuProduct, length: int) -> Callable[[], object]:
+    """The products of attention over a text of this length in one layer: of all heads at once, or of each by this way,
+    whichever is faster."""
+    heads, head = size.heads, size.hidden // size.heads
+    queries, keys, values = (torch.randn(heads, *each) for each in ((length, head), (head, length), (length, head)))
+    query, weight = way.source(length, head), way.source(length, length)
+    scores, sums = way.prepare(length, head, length), way.prepare(head, length, length)
+
+    def at_once() -> None:
+        torch.bmm(torch.bmm(queries, keys), values)
+
+    def each() -> None:
+        for _ in range(heads):
+            scores(query)
+            sums(weight)
+
+    ways: dict[str, Callable[[], object]] = {"at once": at_once, "each": each}
+    return ways[fastest({name: [timed(run, time.process_time)] for name, run in ways.items()}).name]
 
 
 class MatrixAdapter:
