@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -219,6 +220,7 @@ def files_in(folder: Path) -> list[tuple[str, int, int]]:
     return sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
 
 
+@cache
 def _version(library: str) -> str | None:
     try:
         return version(library)
