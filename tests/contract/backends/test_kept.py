@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -22,14 +22,16 @@ from embedctl_workers.backends.torch import kept, loading
 from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.backends.torch.kept import keep_model, kept_model
 from embedctl_workers.backends.torch.packed.packable import packable
+from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.gate_texts import PROMPT
 from embedctl_workers.models.gate_texts import TEXTS as GATE_TEXTS
 from embedctl_workers.models.references import references_path
-from tests.support.chunks import encode
+from tests.support.chunks import BUDGET, chunk_of, encode
 from tests.support.model_families import edit, edit_weights
+from tests.support.other_outputs import make_multi, make_sparse
 from tests.support.references_here import sentence_transformer
 from tests.support.texts import TEXTS
 from tests.support.tiny_models import Tiny, make_model
@@ -89,17 +91,51 @@ import sys
 from pathlib import Path
 from embedctl_workers.backends import load_backend
 from embedctl_workers.machine.host import Host
-host = Host(threads=1, cache=Path(sys.argv[1]))
-load_backend("int8", "all-MiniLM-L6-v2", entry=None, host=host, options={}).warm_up()
-print({*sys.modules} & {"torch", "transformers", "sentence_transformers"})
+backend, model, cache, *options = sys.argv[1:]
+host = Host(threads=1, cache=Path(cache))
+load_backend(backend, model, entry=None, host=host, options=dict([options]) if options else {}).warm_up()
+print(sorted({*sys.modules} & {"torch", "transformers", "sentence_transformers"}))
 """
+
+
+def imported(*arguments: str) -> str:
+    """Which of the three are, by a process that loads a model and warms it up."""
+    command = [sys.executable, "-c", _WITHOUT_TORCH, *arguments]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
 
 @pytest.mark.needs("compiler")
 @pytest.mark.needs("avx2")
 def test_a_kept_model_encodes_without_an_import_of_torch(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _WITHOUT_TORCH, str(tmp_path / "cache")]
-    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "set()\n"
+    assert imported("int8", "all-MiniLM-L6-v2", str(tmp_path / "cache")) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("make", "family"),
+    [
+        (make_sparse, "bert"),
+        (make_sparse, "distilbert"),
+        (make_sparse, "xlm-roberta"),
+        (make_multi, "bert"),
+    ],
+)
+def test_so_do_models_of_other_outputs(
+    make: Callable[[Path, Tiny], Path], family: Any, tmp_path: Path, load: Callable[[], Backend]
+) -> None:
+    make(tmp_path, Tiny(family))
+    first, again = load(), load()
+    assert not hasattr(again, "_model")
+    for prompt in ("document", "query"):
+        found, same = (cells(backend, prompt) for backend in (first, again))
+        assert all(map(np.array_equal, found, same))
+    arguments = "torch", str(tmp_path / "model"), str(tmp_path / "cache"), "products", "plain"
+    assert imported(*arguments) == "['torch']"  # for these products
+
+
+def cells(backend: Backend, prompt: str) -> list[Any]:
+    encoder = ChunkEncoder(backend, BUDGET, prompts={"query": "w1 ", "document": "", **backend.own_prompts})
+    options = {"vectors": list(backend.outputs), "prompt_name": prompt}
+    return list(encoder.encode(encoder.prepare(chunk_of(*TEXTS), options)).vectors.ravel())
 
 
 @pytest.mark.parametrize("tiny", NOT_KEPT, ids=str)

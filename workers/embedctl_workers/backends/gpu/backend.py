@@ -27,7 +27,7 @@ from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
 from embedctl_workers.backends.gpu.transfer import Arriving, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
 from embedctl_workers.backends.torch.packed.heads import Head, as_they_are, unused_of
-from embedctl_workers.backends.torch.packed.packable import packable
+from embedctl_workers.backends.torch.packed.packable import heads_of, packable
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.gate_texts import gate_texts
@@ -120,7 +120,7 @@ class TorchGpuBackend(SentenceModel):
         self._device = device
         self._transfer = Transfer(device)
         self._packs = engine == "auto" and packable(self._model) is not None
-        self._heads = self._heads_for(files, packs=self._packs)
+        self._heads = self._heads_for(files, heads_of(self._model) if self._packs else None)
         self._unused = unused_of(self._heads)
         with self._within_memory():
             choice = self._nearest(files, host) if dtype == "auto" else forced(dtype)

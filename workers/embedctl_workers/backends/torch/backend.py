@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tokenizers import Tokenizer
@@ -20,10 +20,11 @@ from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import SCORED, Found, Rows, Side, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Backend, Reference, run_warm_up_batches
 from embedctl_workers.backends.torch.kept import PackedModel, TextRules, keep_model, kept_model
-from embedctl_workers.backends.torch.packed.choosing import Chooser
+from embedctl_workers.backends.torch.packed.choosing import Chooser, plain_layers
 from embedctl_workers.backends.torch.packed.engine import PackedEngine
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
+from embedctl_workers.backends.torch.packed.modules import in_turn
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 from embedctl_workers.machine.teams import OwnPlace, set_threads
@@ -65,6 +66,9 @@ class SentenceModel(Backend):
         self.dim, self.max_tokens, self._prompt = rules.dim, rules.max_tokens, rules.prompt
         self._rules = rules
         tokenizer = Tokenizer.from_str(rules.tokenizer)
+        if rules.late is not None:
+            self._late = LateTexts(rules.late, tokenizer, rules.columns, rules.keep)
+            self.own_prompts, self.max_tokens = self._late.prompts, rules.late.longest_document
         self._tokenize = TextTokenizer(
             tokenizer,
             max_tokens=rules.max_tokens,
@@ -78,42 +82,44 @@ class SentenceModel(Backend):
 
         self._model = model = load_sentence_transformer(files)
         self._tokenizer = tokenizer = fast_tokenizer(model, files)
-        dim = model.get_embedding_dimension() if Output.DENSE in files.outputs else 0
-        if dim is None:
+        first: Any = model[0]
+        of_words = files.outputs == (Output.SPARSE,)
+        width = first.auto_model.config.vocab_size if of_words else model.get_embedding_dimension()
+        if width is None:
             raise ModelError(f"model {files.name!r} does not state the dimension of its vectors")
+        longest = longest_text(model)
         return TextRules(
             tokenizer=tokenizer.backend_tokenizer.to_str(),
             columns=[name for name in tokenizer.model_input_names if name != "attention_mask"],
             keep="left" if tokenizer.truncation_side == "right" else "right",
-            max_tokens=longest_text(model),
-            dim=dim,
+            max_tokens=longest,
+            dim=width if Output.DENSE in files.outputs else 0,
             prompt=model.prompts.get(model.default_prompt_name or "") or "",
+            width=0 if Output.DENSE in files.outputs else width,
+            late=LateRules.of(model, longest) if files.outputs == (Output.MULTI,) else None,
         )
 
-    def _heads_for(self, files: ModelFiles, *, packs: bool) -> Mapping[Output, Head]:
-        """Say what the model gives; the heads that make it of packed states, or of what its own modules make."""
+    def _heads_for(self, files: ModelFiles, own: Mapping[Output, Any] | None) -> Mapping[Output, Any]:
+        """Say what the model gives; the heads that make it of packed states, or of what its own modules make.
+
+        `own` are the heads of a packed model without dense vectors; None: its own modules do all.
+        """
         self.outputs = files.outputs
         if files.outputs == PLAIN:
             return {}
-        from embedctl_workers.backends.torch.packed.heads import as_they_are, heads_beside
-
-        rules = self._rules
         if Output.DENSE in files.outputs:
-            heads = heads_beside(files, Tokenizer.from_str(rules.tokenizer))
+            from embedctl_workers.backends.torch.packed.heads import heads_beside
+
+            heads = heads_beside(files, Tokenizer.from_str(self._rules.tokenizer))
             self.widths = {output: head.width for output, head in heads.items()}
             return heads
-        from embedctl_workers.backends.torch.packed.packable import heads_of
-
-        model: Any = self._model
+        self.widths = {files.outputs[0]: self._rules.width}
         self._prompt_tokens = _left_out
-        if Output.SPARSE in files.outputs:
-            self.widths = {Output.SPARSE: model[0].auto_model.config.vocab_size}
-        else:
-            late = LateRules.of(model, rules.max_tokens)
-            self._late = LateTexts(late, Tokenizer.from_str(rules.tokenizer), rules.columns, rules.keep)
-            self.own_prompts, self.max_tokens = self._late.prompts, late.longest_document
-            self.widths = {Output.MULTI: model.get_embedding_dimension() or 0}
-        return heads_of(model) if packs else as_they_are(self.widths)
+        if own is None:
+            from embedctl_workers.backends.torch.packed.heads import as_they_are
+
+            return as_they_are(self.widths)
+        return own
 
     def tokenize(self, texts: Sequence[str], prompt: str | None, truncation_side: Side | None = None) -> Tokens:
         outputs = PLAIN if Output.DENSE in self.outputs else self.outputs
@@ -156,8 +162,11 @@ class TorchBackend(SentenceModel):
         self._packed: PackedModel | None = None
         super().__init__(files, host)
         packed = self._packed
-        self._heads = self._heads_for(files, packs=packed is not None)
-        self._queries = self._engine_aside(packed)
+        self._heads = self._heads_for(files, None if packed is None else packed.heads)
+        #: the weights for queries whose tokens do not attend to all others
+        self._spare: Weights | None = None
+        if packed is not None and self._late is not None and not self._late.attends:
+            self._spare = replace(packed.weights, layers=[*packed.weights.layers])
         self._engine: CpuEngine
         self._pads = packed is None
         if packed is None:
@@ -175,20 +184,16 @@ class TorchBackend(SentenceModel):
         self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
 
     def _load(self, files: ModelFiles, host: Host) -> TextRules:
-        plain = Output.DENSE in files.outputs
-        kept = kept_model(files, host) if self._may_pack and plain else None
+        kept = kept_model(files, host) if self._may_pack else None
         if kept is None:
-            from embedctl_workers.backends.torch.packed.packable import packable, rest_of, take_layers
+            from embedctl_workers.backends.torch.packed.packable import heads_of, packable, rest_of, take_layers
 
             rules = super()._load(files, host)
             if not self._may_pack or (packed := packable(self._model)) is None:
                 return rules
-            if not plain:
-                self._packed = PackedModel(rules, packed[0], rest_of(packed[1]))
-                return rules
             kept = keep_model(files, host, self._model, rules, packed)
             if kept is None:
-                self._packed = PackedModel(rules, packed[0], rest_of(packed[1]))
+                self._packed = PackedModel(rules, packed[0], rest_of(packed[1]), heads_of(self._model))
                 take_layers(self._model, packed[0])
                 return rules
             del self._model, self._tokenizer
@@ -196,17 +201,16 @@ class TorchBackend(SentenceModel):
         self._prompt_tokens = _left_out
         return kept.rules
 
-    def _engine_aside(self, packed: PackedModel | None) -> CpuEngine | None:
-        """What runs queries whose tokens do not attend to all others. Without any, a packed engine takes the layers."""
-        if packed is None or Output.DENSE in self.outputs:
-            return None
-        from embedctl_workers.backends.torch.packed.heads import as_they_are
-        from embedctl_workers.backends.torch.packed.packable import take_layers
+    @cached_property
+    def _queries(self) -> CpuEngine:
+        """What runs queries whose tokens do not attend to all others, in fp32."""
+        from embedctl_workers.backends.torch.packed.torch_kernels import TorchKernels
 
-        if self._late is not None and not self._late.attends:
-            return _Padded(self._model, Padding.of(self._tokenizer), as_they_are(self.widths))
-        take_layers(self._model, packed.weights)
-        return None
+        assert self._spare is not None
+        kernels = TorchKernels()
+        engine = PackedEngine(self._spare, in_turn([]), kernels, plain_layers("BLAS", kernels))
+        engine.heads = self._heads
+        return engine
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
@@ -223,10 +227,10 @@ class TorchBackend(SentenceModel):
         return _Padded(self._model, padding, self._heads)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Computed:
-        aside = self._queries if "attention_mask" in tokens.columns else None
+        aside = self._spare is not None and "attention_mask" in tokens.columns
         set_threads(self._threads)
         with self._place:
-            return (aside or self._engine)(tokens, rows)
+            return (self._queries if aside else self._engine)(tokens, rows)
 
     def finish(self, output: Computed, *, normalize: bool) -> Found:
         return finished(output, normalize=normalize)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,10 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.arrays.tokens import Rows, Side, Vectors
+from embedctl_config.outputs import Output
+from embedctl_workers.arrays.late import LateRules
+from embedctl_workers.arrays.outputs import finished, side_by_side
+from embedctl_workers.arrays.tokens import SCORED, Ragged, Rows, Side, Tokens, Vectors
 from embedctl_workers.backends.torch.packed.modules import (
     MODES,
     Rest,
@@ -30,6 +33,7 @@ from embedctl_workers.backends.torch.packed.modules import (
     first_dimensions,
     in_turn,
     normalized,
+    of_tokens,
     pooled,
     projected,
 )
@@ -69,6 +73,8 @@ class TextRules:
     max_tokens: int
     dim: int
     prompt: str  #: the model's default one; empty: none
+    width: int = 0  #: of what a model gives without dense vectors, as in :attr:`.base.Backend.widths`
+    late: LateRules | None = None  #: of a model that gives multi-vectors alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class PackedModel:
     rules: TextRules
     weights: Weights
     rest: Rest
+    #: what makes another output of tokens' vectors, if the model gives no dense vectors
+    heads: Mapping[Output, Any] = field(default_factory=dict)
 
 
 def kept_model(files: ModelFiles, host: Host) -> PackedModel | None:
@@ -105,7 +113,7 @@ def keep_model(
     try:
         facts = _facts(files.folder, model, rules, weights, rest)
         same = None if facts is None else _read(files.folder, facts)
-        if same is None or not (_same_weights(same.weights, weights) and _same_rest(same, rest)):
+        if same is None or not (_same_weights(same.weights, weights) and _same_after(same, model, rest)):
             return None
         if host.build:
             keep(_path(files, host), json.dumps(facts).encode())
@@ -128,18 +136,29 @@ def _facts(
     folder: Path, model: SentenceTransformer, text_rules: TextRules, weights: Weights, rest: Sequence[Any]
 ) -> dict[str, Any] | None:
     """What the file holds; None for a model that is not kept."""
+    from embedctl_workers.backends.torch.packed.packable import heads_of
+
     modules = read_json(folder / "modules.json")
     transformer: Any = model[0].auto_model
+    encoder = transformer.base_model
+    heads: Mapping[Output, Any] = heads_of(model)
     activation = transformer.config.to_dict().get("hidden_act", getattr(transformer.config, "activation", None))
-    after = [_facts_of(module, at, modules) for at, module in enumerate(rest, 1)]
+    after = [_facts_of(module, at, modules, "sentence_embedding") for at, module in enumerate(rest, 1)]
+    if Output.MULTI in heads:
+        others = [(at, each) for at, each in enumerate(model) if at and type(each).__name__ != "MultiVectorMask"]
+        after = [_facts_of(module, at, modules, "token_embeddings") for at, module in others]
     if modules is None or activation not in _ACTIVATIONS or None in after:
         return None
     file = str(Path(modules[0]["path"]) / _WEIGHTS)
     with safe_open(folder / file, framework="np") as tensors:
         there = set(tensors.keys())
     prefix = "" if _WORDS in there else f"{transformer.base_model_prefix}."
-    # By the places of weights in memory, where the model's own are those of its layers.
-    names = {each.data_ptr(): prefix + name for name, each in transformer.named_parameters()}
+    # By the places of weights in memory, where the model's own are those of its layers. A weight may have two names.
+    named = [
+        *((name, each) for name, each in transformer.named_parameters(remove_duplicate=False)),
+        *((prefix + name, each) for name, each in encoder.named_parameters()),
+    ]
+    names = {each.data_ptr(): name for name, each in named if name in there}
     rules = asdict(text_rules)
     if _plain(folder, rules["tokenizer"]):
         rules["tokenizer"] = None
@@ -157,11 +176,13 @@ def _facts(
         "padding_id": weights.padding_id,
         "activation": activation,
         "rest": after,
+        "splade": heads[Output.SPARSE].facts(names) if Output.SPARSE in heads else None,
     }
 
 
-def _facts_of(module: Any, at: int, modules: Any) -> dict[str, Any] | None:
-    """What is kept of a module after the transformer; None if it does more than ours do."""
+def _facts_of(module: Any, at: int, modules: Any, of: str) -> dict[str, Any] | None:
+    """What is kept of a module after the transformer, which takes and gives these vectors; None if it does more than
+    ours do."""
     match type(module).__name__:
         case "Pooling":
             modes = [module.pooling_mode] if isinstance(module.pooling_mode, str) else list(module.pooling_mode)
@@ -171,7 +192,7 @@ def _facts_of(module: Any, at: int, modules: Any) -> dict[str, Any] | None:
         case "Dense":
             names, activation = (module.module_input_name, module.module_output_name), type(module.activation_function)
             known = activation.__module__ == "torch.nn.modules.activation" or activation.__name__ == "Identity"
-            if module.use_residual or set(names) != {"sentence_embedding"} or not known:
+            if module.use_residual or set(names) != {of} or not known:
                 return None
             return {"file": str(Path(modules[at]["path"]) / _WEIGHTS), "activation": activation.__name__}
         case "FirstDimensions":
@@ -196,6 +217,7 @@ def _read(folder: Path, facts: Mapping[str, Any]) -> PackedModel:
     rules = dict(facts["rules"])
     if rules["tokenizer"] is None:
         rules["tokenizer"] = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    late = rules.pop("late", None)
     tables = _Tables(folder / facts["file"], facts["eps"])
     prefix = facts["prefix"]
     places = tables.table(prefix + _PLACES)
@@ -208,7 +230,16 @@ def _read(folder: Path, facts: Mapping[str, Any]) -> PackedModel:
         padding_id=facts["padding_id"],
         activation=None if facts["activation"] == "gelu" else _torch_function(facts["activation"]),
     )
-    return PackedModel(TextRules(**rules), weights, in_turn([_step(folder, each) for each in facts["rest"]]))
+    text_rules = TextRules(**rules, late=None if late is None else LateRules(**late))
+    rest = in_turn([_step(folder, each) for each in facts["rest"]])
+    heads: dict[Output, Any] = {}
+    if facts.get("splade"):
+        from embedctl_workers.backends.torch.packed.heads import Splade
+
+        heads[Output.SPARSE] = Splade.read(tables.table, facts["splade"])
+    if late is not None:
+        heads[Output.MULTI] = of_tokens(rest)
+    return PackedModel(text_rules, weights, rest, heads)
 
 
 def _torch_function(name: str) -> Callable[[Any], Any]:
@@ -276,12 +307,22 @@ def _norms(weights: Weights) -> list[Part]:
     return [weights.norm, *(norm for layer in weights.layers for norm in (layer.attention_norm, layer.norm))]
 
 
-def _same_rest(one: PackedModel, theirs: Sequence[Any]) -> bool:
-    """Whether the steps make the same of a few texts as the model's own modules; the tokens' vectors are any."""
-    from embedctl_workers.backends.torch.packed.packable import rest_of
+def _same_after(one: PackedModel, model: Any, modules: Sequence[Any]) -> bool:
+    """Whether what follows the layers makes the same of a few texts as the model's own modules; the tokens' vectors are
+    any."""
+    from embedctl_workers.backends.torch.packed.packable import heads_of, rest_of
 
     offsets: Rows = np.cumsum([0, *_COMPARED])
     size = int(offsets[-1]), one.weights.words.shape[1]
-    tokens = np.sin(np.arange(size[0] * size[1], dtype=np.float32)).reshape(size)
-    first, second = (rest(tokens, offsets, None) for rest in (one.rest, rest_of(theirs)))
-    return first.shape == second.shape and np.allclose(first, second, rtol=0, atol=1e-6)
+    states = np.sin(np.arange(size[0] * size[1], dtype=np.float32)).reshape(size)
+    lengths = np.array(_COMPARED)
+    tokens = Tokens(lengths, 0 * lengths, {SCORED: Ragged(np.ones(size[0], np.int32), offsets)})
+    ours, theirs = (
+        finished(
+            {output: head(states, tokens, np.arange(len(lengths))) for output, head in heads.items()}, normalize=False
+        )[:, 0]
+        if heads
+        else rest(states, offsets, None)
+        for heads, rest in ((one.heads, one.rest), (heads_of(model), rest_of(modules)))
+    )
+    return all(np.allclose(*each, rtol=0, atol=1e-6) for each in zip(*side_by_side(ours, theirs), strict=True))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from embedctl_config.outputs import PLAIN, Output
 from embedctl_workers.arrays.outputs import Computed
@@ -42,7 +45,10 @@ class PackedEngine:
         embedding for a token or place."""
         weights = self._weights
         packed = packed_texts(tokens, rows, (len(weights.words), len(weights.places)), weights.padding_id)
-        states = self._encode(packed)
+        texts = Texts.at(packed.offsets)
+        if mask := tokens.columns.get("attention_mask"):
+            texts = replace(texts, attended=np.add.reduceat(mask.select(rows).values, packed.offsets[:-1]))
+        states = self._encode(packed, texts)
         if tokens.outputs == PLAIN:
             return self._rest(states, packed.offsets, tokens.prompt_tokens)
         return {
@@ -52,9 +58,8 @@ class PackedEngine:
             for output in tokens.outputs
         }
 
-    def _encode(self, packed: Packed) -> Array:
+    def _encode(self, packed: Packed, texts: Texts) -> Array:
         """The last hidden state of every token, tokens × hidden; valid until the next call."""
-        texts = Texts.at(packed.offsets)
         x = self._buffers("x", len(packed.ids), self._tables.words.shape[1])
         self._kernels.embed(packed.ids, packed.positions, self._tables, x)
         for layer in self._layers:

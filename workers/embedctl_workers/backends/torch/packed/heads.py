@@ -3,10 +3,10 @@ on padded batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pickle import UnpicklingError
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -46,16 +46,42 @@ class Head(Protocol):
 class Splade(torch.nn.Module):
     """Weights of words by SPLADE: the logits of a masked language model, the largest or the sum over a text's tokens.
 
-    `transform` is what that model does before its product with the words. The largest logit has the largest weight, so
-    weights are computed of it alone. The logits of all words are never in memory at once.
+    `transform` is what that model does before its product with the words by `decoder`. The largest logit has the
+    largest weight, so weights are computed of it alone. The logits of all words are never in memory at once. A weight
+    is the logarithm of 1 + the logit, so many times (`logs`).
     """
 
-    def __init__(self, mlm: Any, pooling: Any) -> None:
+    def __init__(self, transform: torch.nn.Sequential, decoder: torch.nn.Linear, *, sums: bool, logs: int) -> None:
         super().__init__()
-        self._transform, self._decoder = _mlm_head(mlm)
-        self._sums = pooling.pooling_strategy == "sum"
-        self._logs = 2 if pooling.activation_function == "log1p_relu" else 1
-        self.width = self._decoder.out_features
+        self._transform, self._decoder = transform, decoder
+        self._sums, self._logs, self.width = sums, logs, decoder.out_features
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """That of a SparseEncoder."""
+        mlm, pooling = model[0].auto_model, model[1]
+        logs = 2 if pooling.activation_function == "log1p_relu" else 1
+        return cls(*mlm_head(mlm), sums=pooling.pooling_strategy == "sum", logs=logs)
+
+    @classmethod
+    def read(cls, table: Callable[[str], Vectors], facts: Mapping[str, Any]) -> Self:
+        """What :meth:`facts` was kept of; `table` gives weights by name."""
+        dense, norm, decoder = (
+            {part: torch.from_numpy(table(name)) for part, name in names.items()} for names in facts["names"]
+        )
+        after = torch.nn.LayerNorm(len(norm["weight"]), facts["eps"])
+        after.load_state_dict(norm, assign=True)
+        transform = torch.nn.Sequential(_linear(dense), torch.nn.GELU(), after)
+        return cls(transform, _linear(decoder), sums=facts["sums"], logs=facts["logs"])
+
+    def facts(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """What :meth:`read` makes this of, if its activation is GELU. `names` of weights are by their places."""
+        dense, _, norm = self._transform
+        parts = [
+            {part: names[getattr(module, part).data_ptr()] for part in ("weight", "bias")}
+            for module in (dense, norm, self._decoder)
+        ]
+        return {"names": parts, "eps": norm.eps, "sums": self._sums, "logs": self._logs}
 
     @torch.inference_mode()
     def __call__(self, states: Vectors, tokens: Tokens, rows: Rows) -> Column:
@@ -154,10 +180,12 @@ def as_they_are(widths: Mapping[Output, int]) -> dict[Output, Head]:
     return {each: Projection(torch.nn.Identity(), width) for each, width in widths.items() if each == Output.MULTI}
 
 
-def _mlm_head(model: Any) -> tuple[torch.nn.Module, torch.nn.Linear]:
+def mlm_head(model: Any) -> tuple[torch.nn.Sequential, torch.nn.Linear]:
     """What a masked language model of the BERT family does after its encoder: a transform, and a product with words."""
     if hasattr(model, "cls"):
-        return model.cls.predictions.transform, model.cls.predictions.decoder
+        head = model.cls.predictions
+        parts = head.transform.dense, head.transform.transform_act_fn, head.transform.LayerNorm
+        return torch.nn.Sequential(*parts), head.decoder
     if hasattr(model, "vocab_projector"):
         transform = torch.nn.Sequential(model.vocab_transform, model.activation, model.vocab_layer_norm)
         return transform, model.vocab_projector
@@ -174,19 +202,23 @@ def heads_beside(files: ModelFiles, tokenizer: Tokenizer) -> dict[Output, Lexica
     if Output.SPARSE in files.outputs:
         ids = map(tokenizer.token_to_id, ("<s>", "</s>", "<pad>", "<unk>"))
         unused = [each for each in ids if each is not None]
-        found[Output.SPARSE] = Lexical(_linear(files, Output.SPARSE), tokenizer.get_vocab_size(), unused)
+        found[Output.SPARSE] = Lexical(_beside(files, Output.SPARSE), tokenizer.get_vocab_size(), unused)
     if Output.MULTI in files.outputs:
-        linear = _linear(files, Output.MULTI)
+        linear = _beside(files, Output.MULTI)
         found[Output.MULTI] = Projection(linear, linear.out_features)
     return found
 
 
-def _linear(files: ModelFiles, output: Output) -> torch.nn.Linear:
+def _beside(files: ModelFiles, output: Output) -> torch.nn.Linear:
     path = files.folder / BESIDE[output]
     try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)  # numbers alone: no code in it is run
-        linear = torch.nn.Linear(*reversed(weights["weight"].shape))
-        linear.load_state_dict(weights)
+        return _linear(torch.load(path, map_location="cpu", weights_only=True))  # no code in it is run
     except (OSError, RuntimeError, KeyError, TypeError, UnpicklingError) as error:
         raise ModelError(f"{path} can't be read: {error!r}") from error
+
+
+def _linear(weights: Mapping[str, torch.Tensor]) -> torch.nn.Linear:
+    outputs, inputs = weights["weight"].shape
+    linear = torch.nn.Linear(inputs, outputs, device="meta")  # not filled with random numbers
+    linear.load_state_dict(weights, assign=True)
     return linear.float().requires_grad_(False)

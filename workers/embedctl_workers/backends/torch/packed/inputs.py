@@ -28,6 +28,8 @@ class Texts:
     #: int64: the texts, longest first. Threads take them in this order, so that none begins the longest last.
     order: Rows
     longest: int  #: tokens of the longest text
+    #: int64: how many of a text's first tokens all of them attend to; None: all. Only torch's kernels know of it.
+    attended: Rows | None = None
 
     @classmethod
     def at(cls, offsets: Rows) -> Self:

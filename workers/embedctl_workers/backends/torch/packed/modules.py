@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from embedctl_workers.arrays.tokens import Rows, Vectors
+from embedctl_workers.arrays.outputs import TokenVectors, scored_in, token_vectors
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.torch.packed.weights import Floats
 
@@ -27,6 +28,16 @@ def in_turn(steps: Sequence[Step]) -> Rest:
         return vectors
 
     return rest
+
+
+def of_tokens(steps: Rest) -> Callable[[Vectors, Tokens, Rows], TokenVectors]:
+    """The head of multi-vectors: the steps on the states of the tokens that are scored."""
+
+    def head(states: Vectors, tokens: Tokens, rows: Rows) -> TokenVectors:
+        scored = scored_in(tokens, rows)
+        return token_vectors(steps(states[scored], rows, None), scored, tokens.lengths[rows])
+
+    return head
 
 
 def pooled(modes: Sequence[str]) -> Step:

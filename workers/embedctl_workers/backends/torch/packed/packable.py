@@ -56,7 +56,7 @@ def packable(model: Any) -> tuple[Weights, list[torch.nn.Module]] | None:
 def heads_of(model: Any) -> dict[Output, Head]:
     """The heads of a SparseEncoder or a MultiVectorEncoder; none for another model."""
     if isinstance(model, SparseEncoder):
-        return {Output.SPARSE: Splade(model[0].auto_model, model[1])}
+        return {Output.SPARSE: Splade.of(model)}
     if isinstance(model, MultiVectorEncoder):
         return {Output.MULTI: Projection(_OnTokens(modules_of(model)[1:]), int(model.get_embedding_dimension() or 0))}
     return {}

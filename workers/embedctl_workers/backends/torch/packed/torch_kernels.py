@@ -26,6 +26,8 @@ class TorchKernels:
         for text in texts.order:
             begin, end = texts.offsets[text : text + 2].tolist()
             q, k, v = of_all[:, begin:end].view(3, -1, end - begin, of_all.shape[2])
+            if texts.attended is not None:
+                k, v = k[:, : texts.attended[text]], v[:, : texts.attended[text]]
             one = functional.scaled_dot_product_attention(q, k, v, scale=1.0)
             into[begin:end] = one.transpose(0, 1).flatten(1)
 
