@@ -221,13 +221,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 def plain_graph(tiny_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ONNX graph of the small model of TensorRT's tests, in fp32."""
     from embedctl_config.hardware import ModelEntry
-    from embedctl_workers.backends.onnx.export import export
+    from embedctl_workers.backends.onnx.export import export_own
     from embedctl_workers.backends.onnx.inputs import GRAPH
     from embedctl_workers.models.files import resolve_model
     from tests.support.tensorrt_models import TINY
 
     folder = tmp_path_factory.mktemp("plain")
-    export(resolve_model("tiny", ModelEntry(str(tiny_model(TINY)))), folder)
+    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(TINY)))), folder)
     return folder / GRAPH
 
 

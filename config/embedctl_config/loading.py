@@ -40,7 +40,7 @@ _OTHERS = (CONFIG_VARIABLE, LEVEL_VARIABLE)
 FLAGS = frozenset(
     """
     allow_pickle cache cpus dialect dims dims_anyway drain dry_run dtype duplicates
-    force format fresh gateway gpu gpu_workers http id_field if_missing json keep lane limit log_level
+    exporter force format fresh gateway gpu gpu_workers http id_field if_missing json keep lane limit log_level
     long max_errors may neuron_core no_build no_clobber normalize output passwords peers
     per pooling precision price prompt pull quick quiet ranges ready records redis_7 resume skip_bad_lines sync
     target template text_field threads timeout tokens vectors wait watch

@@ -88,6 +88,7 @@ def test_what_smaller_vectors_cost_is_measured(here: Here) -> None:
         (("tiny", "--class", "cpu"), 2, "class cpu runs backend 'torch', which needs no build"),
         (("tiny", "--class", "gpu"), 2, "class gpu runs backend 'torch-gpu', which needs no build"),
         (("nobody/nothing", "--class", "graph"), 4, "nobody/nothing"),
+        (("tiny", "--class", "graph", "--exporter", "optimum"), 1, "pip install 'embedctl[optimum]'"),
     ],
 )
 def test_what_can_not_be_built_is_said(embedctl: Run, arguments: tuple[str, ...], status: int, message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from embedctl_workers.models.artifacts import Wanted
 
-MINE = Wanted("ab" * 32, {"kind": "onnx"})
+MINE = Wanted("ab" * 32, {"kind": "onnx", "exporter": "own"})
 FACTS: dict[str, Any] = {
     "model": {"name": "mine", "weights_bytes": 10},
     "engine": "an engine",

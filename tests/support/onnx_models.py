@@ -25,13 +25,13 @@ def build_here(patch: pytest.MonkeyPatch) -> None:
 def quick_artifact(files: ModelFiles, kind: str, host: Host, **_: Any) -> Artifact:
     """Stands in for `embedctl_workers.backends.onnx.recipe.artifact_for`."""
     from embedctl_workers.backends.onnx import graphs
-    from embedctl_workers.backends.onnx.export import export
+    from embedctl_workers.backends.onnx.export import export_own
 
     folder = host.cache / "quick" / f"{files.fingerprint}-{kind}"
     if not folder.exists():
         plain = folder / "plain"
         plain.mkdir(parents=True)
-        export(files, plain)
+        export_own(files, plain)
         if kind == "onnx-int8":
             graphs.quantize(plain / GRAPH, folder / GRAPH, reduce_range=False)
         for path in plain.iterdir():

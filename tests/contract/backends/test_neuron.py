@@ -301,6 +301,8 @@ def test_what_is_not_there_is_refused(
     files = files_of(Tiny())
     with pytest.raises(ModelError, match=r"run `embedctl model build tiny --target inf2`, or copy .*-neuron-"):
         recipe.build(files, replace(host, build=False), BuildOptions(target="inf2"))
+    with pytest.raises(SettingsError, match="leave --exporter optimum out"):
+        recipe.build(files, host, BuildOptions(exporter="optimum", target="inf2"))
     with pytest.raises(SettingsError, match="ends at 16 tokens, and the model takes 32"):
         recipe.build(files, host, BuildOptions({"buckets": "8,16"}, target="inf2"))
     import torch_neuronx

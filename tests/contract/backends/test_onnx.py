@@ -26,6 +26,7 @@ from embedctl_workers.building import onnx as build
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import request_for, run_build
+from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from tests.support.chunks import encode_rows
 from tests.support.onnx_models import build_here, quick_artifact, spoil
@@ -72,21 +73,21 @@ def test_a_prompt_left_out_and_weights_by_place_are_refused_together(files_of: F
     tiny = Tiny(pooling="weightedmean", prompt="query: ", include_prompt=False)
     files = files_of(tiny)
     with pytest.raises(ModelError, match='use a class with backend = "torch"'):
-        export.export(files, tmp_path)
+        export.export_own(files, tmp_path)
 
 
 def requested(files: ModelFiles, folder: Path, kind: str, host: Host) -> Mapping[str, Any]:
     folder.mkdir()
-    return request_for(files, host, kind, folder)
+    return request_for(files, host, kind, folder, exporter="own")
 
 
 def test_a_bad_graph_is_refused(files: ModelFiles, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def export_badly(files: ModelFiles, folder: Path) -> None:
-        export.export(files, folder)
+        export.export_own(files, folder)
         spoil(folder / GRAPH)
 
     build_here(monkeypatch)
-    monkeypatch.setattr(build, "export", export_badly)
+    monkeypatch.setattr(build, "EXPORTERS", {"own": export_badly})
     with pytest.raises(ModelError, match='use a class with backend = "torch"'):
         build.build(requested(files, tmp_path / "new", "onnx-int8", host), print)
     assert list((tmp_path / "new").iterdir()) == []
@@ -109,14 +110,17 @@ def test_a_childs_error_is_said(files: ModelFiles, host: Host, tmp_path: Path, m
         run_build("failing", request_for(files, host, "onnx", tmp_path))
 
 
-@pytest.mark.parametrize(("package", "extra"), [("sentence_transformers", "torch"), ("onnx", "onnx")])
+@pytest.mark.parametrize(
+    ("exporter", "package", "extra"),
+    [("own", "sentence_transformers", "torch"), ("own", "onnx", "onnx"), ("optimum", "optimum", "optimum")],
+)
 def test_building_says_which_extra_is_missing(
-    files: ModelFiles, tmp_path: Path, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    files: ModelFiles, tmp_path: Path, exporter: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(recipe, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(MissingExtra, match=rf"pip install 'embedctl\[{extra}\]'"):
-        recipe.artifact_for(files, "onnx", Host(1, tmp_path))
+        recipe.artifact_for(files, "onnx", Host(1, tmp_path), BuildOptions(exporter=exporter))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.onnx.export import export as export_graph
+from embedctl_workers.backends.onnx.export import export_own
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs
 from embedctl_workers.backends.tensorrt import graphs
 from embedctl_workers.machine.host import Host
@@ -34,7 +34,7 @@ def exported(tiny_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) ->
     @functools.cache
     def export(tiny: Tiny) -> Path:
         folder = tmp_path_factory.mktemp("exported")
-        export_graph(resolve_model("tiny", ModelEntry(str(tiny_model(tiny)))), folder)
+        export_own(resolve_model("tiny", ModelEntry(str(tiny_model(tiny)))), folder)
         return folder
 
     return export

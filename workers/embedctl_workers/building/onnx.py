@@ -18,7 +18,7 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.report import Report
 from embedctl_workers.backends.onnx import graphs
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
-from embedctl_workers.backends.onnx.export import export
+from embedctl_workers.backends.onnx.export import EXPORTERS
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.onnx.recipe import ONNX_INT8, reduced_range
 from embedctl_workers.building.manifests import accuracy_of, origin_of, report_of
@@ -30,7 +30,7 @@ from embedctl_workers.models.files import ModelFiles
 _FP32 = HardwareClass(backend="onnx")
 _INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
 #: The packages that affect a graph.
-PACKAGES = ("onnx", "onnxruntime")
+PACKAGES = ("onnx", "onnxruntime", "optimum", "optimum-onnx")
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
     files, host, folder = read_request(request)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         builder = _Builder(files, host, Path(scratch), say)
-        best = builder.best(request["kind"])
+        best = builder.best(request["kind"], request["exporter"])
         best.backend.close()
         for path in best.folder.iterdir():
             shutil.move(path, folder / path.name)
@@ -66,11 +66,11 @@ class _Builder:
         self._scratch = scratch
         self._say = say
 
-    def best(self, kind: str) -> Candidate:
+    def best(self, kind: str, exporter: str) -> Candidate:
         """The graph of a kind; a ModelError if in fp32 it does not give the model's vectors."""
         plain = self._new("plain")
-        self._say("exporting")
-        export(self._files, plain)
+        self._say(f"exporting with {exporter} exporter")
+        EXPORTERS[exporter](self._files, plain)
         self._say("comparing with torch")
         exact = self._candidate(plain, OnnxBackend, _FP32)
         if not exact.report.passed:

@@ -31,6 +31,8 @@ from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import choose_accelerator
 from embedctl_workers.models.builders import require_builder
 
+#: `embedctl_workers.backends.onnx.recipe.EXPORTERS`, which can't be imported before pinning.
+EXPORTERS = ("own", "optimum")
 #: Devices to build for on any machine: the TARGETS of `backends.neuron.runtime`, and `neuron` for the first of them.
 TARGETS = ("neuron", "inf2", "trn1", "trn2")
 
@@ -59,6 +61,14 @@ for _command in (list_models, show, pull, quality, tune, verify):
     help="The AWS instance family to build for, if it is not this machine's; neuron means inf2. Implies --class "
     "neuron. Default: this machine's.",
 )
+@option(
+    "--exporter",
+    type=click.Choice(EXPORTERS),
+    default="own",
+    show_default=True,
+    help="The exporter of the graph. optimum needs the extra `optimum` in a separate environment. Workers run only "
+    "graphs that were exported with own.",
+)
 @option("--force", is_flag=True, help="Build again, even if the artefact exists.")
 @json_option
 def build(
@@ -68,6 +78,7 @@ def build(
     gpu: str | None,
     neuron_core: int | None,
     target: str | None,
+    exporter: str,
     *,
     force: bool,
     as_json: bool,
@@ -95,7 +106,7 @@ def build(
     artifact = build_artifact(
         resolve_model(model, entry, plain=hardware_class.backend in DENSE_ALONE),
         Host(pinned.threads, cache_folder(settings), places=pinned.places),
-        BuildOptions(hardware_class.options, entry.revision if entry else "", target or "", force),
+        BuildOptions(hardware_class.options, exporter, entry.revision if entry else "", target or "", force),
     )
     if as_json:
         click.echo(json.dumps(artifact_facts(artifact)))

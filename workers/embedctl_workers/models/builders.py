@@ -30,6 +30,7 @@ class BuildOptions:
 
     #: those of the hardware class, as :meth:`Backend.load` gets them
     options: Mapping[str, Any] = field(default_factory=dict)
+    exporter: str = "own"  #: makes the graph; one of :data:`embedctl_workers.backends.onnx.recipe.EXPORTERS`
     revision: str = ""  #: the model's revision in the hub, for the manifest
     target: str = ""  #: the kind of device to build for; empty for the device of this machine
     force: bool = False  #: build the artefact even if it is in the cache
@@ -38,7 +39,8 @@ class BuildOptions:
 #: It builds for this machine's device, unless the cache has the artefact.
 USUAL = BuildOptions()
 #: Finds an artefact of a model in the cache, or builds it. It raises SettingsError if the backend does not know the
-#: target, ModelError if the artefact can't be built, and MissingExtra if a package that builds it is not installed.
+#: exporter or the target, ModelError if the artefact can't be built, and MissingExtra if a package that builds it is
+#: not installed.
 Builder = Callable[["ModelFiles", "Host", BuildOptions], "Artifact"]
 
 

@@ -18,6 +18,7 @@ from embedctl_workers.backends.neuron.runtime import (
     require_device,
     version_of,
 )
+from embedctl_workers.backends.onnx.recipe import OWN
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import request_for, run_build
@@ -110,6 +111,8 @@ def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:
 
 def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     """See :class:`embedctl_workers.models.builders.Builder`; the target `neuron` is Inf2."""
+    if how.exporter != OWN:
+        raise SettingsError(f"backend {NEURON!r} traces the model itself: leave --exporter {how.exporter} out")
     target = TARGETS[0] if how.target == NEURON else how.target
     chosen = TraceOptions.parse(how.options)
     return artifact_for(files, host, chosen, replace(how, target=target))

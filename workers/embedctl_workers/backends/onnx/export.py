@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from transformers import AttentionMaskInterface, PreTrainedModel, PreTrainedToke
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from embedctl_config.errors import ModelError
-from embedctl_config.outputs import Output
+from embedctl_config.outputs import PLAIN, Output
 from embedctl_workers.arrays.late import LateRules
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts, name_of
 from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer, modules_of
@@ -28,7 +28,7 @@ _OPSET = 17
 _EXAMPLE = (7, 4)
 
 
-def export(files: ModelFiles, folder: Path) -> None:
+def export_own(files: ModelFiles, folder: Path) -> None:
     """Write the graph, made by `torch.onnx`, and what a worker needs; a ModelError if the model can't be exported."""
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
@@ -51,6 +51,38 @@ def export(files: ModelFiles, folder: Path) -> None:
             opset_version=_OPSET,
             dynamo=False,
         )
+
+
+def export_optimum(files: ModelFiles, folder: Path) -> None:
+    """The same by optimum; a ModelError if pooling leaves out the prompt: its graphs have no input for that."""
+    from optimum.exporters.onnx import main_export
+
+    model = load_sentence_transformer(files)
+    tokenizer = fast_tokenizer(model, files)
+    if pooling_excludes_prompt(model, files):
+        raise ModelError(f"model {files.name!r} leaves the prompt out of its pooling, and optimum's graphs can't")
+    if files.outputs != PLAIN:
+        raise ModelError(f"model {files.name!r} gives {', '.join(files.outputs)} vectors, and optimum's graphs can't")
+    if files.pooling:
+        raise ModelError(f"model {files.name!r} states no pooling, and optimum takes none: export it without optimum")
+    scratch = folder / "optimum"
+    main_export(
+        str(files.folder),
+        output=scratch,
+        task="feature-extraction",
+        library_name="sentence_transformers",
+        do_validation=False,
+        local_files_only=True,
+    )
+    for path in scratch.glob("model.onnx*"):
+        path.rename(folder / path.name)
+    for path in scratch.iterdir():
+        path.unlink()
+    scratch.rmdir()
+    write_facts(folder, files, model, tokenizer)
+
+
+EXPORTERS: Mapping[str, Callable[[ModelFiles, Path], None]] = {"own": export_own, "optimum": export_optimum}
 
 
 @contextmanager

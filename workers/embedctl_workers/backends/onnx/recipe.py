@@ -22,14 +22,17 @@ from embedctl_workers.models.files import ModelFiles
 #: The kinds of artefact. The backends that run them have the same names.
 ONNX, ONNX_INT8 = "onnx", "onnx-int8"
 KINDS = (ONNX, ONNX_INT8)
+#: The exporters that make graphs of models.
+OWN, OPTIMUM = "own", "optimum"
+EXPORTERS = (OWN, OPTIMUM)
 #: Instructions that add products of bytes directly into 32 bits. Without them, pairs are added into 16 bits, which can
 #: overflow.
 _BYTE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
-def wanted(files: ModelFiles, kind: str) -> Wanted:
+def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
     """The artefact that this machine runs; MissingExtra if onnxruntime is not installed."""
-    recipe = {"kind": kind, "onnxruntime": onnxruntime_version(f"backend {kind!r}")}
+    recipe = {"kind": kind, "exporter": exporter, "onnxruntime": onnxruntime_version(f"backend {kind!r}")}
     if kind == ONNX_INT8:
         recipe["weights"] = "7 bits" if reduced_range() else "8 bits"
     if files.outputs != PLAIN:
@@ -60,10 +63,10 @@ build_onnx_int8 = partial(_build_kind, ONNX_INT8)
 def artifact_for(files: ModelFiles, kind: str, host: Host, how: BuildOptions = USUAL) -> Artifact:
     """An artefact of one of :data:`KINDS` from the cache, or built now in a separate process.
 
-    Of `how`, the revision and `force` count. A ModelError if the artefact can't be built, or the cache
+    Of `how`, the exporter, the revision and `force` count. A ModelError if the artefact can't be built, or the cache
     lacks it and `host.build` is False; MissingExtra if the packages that build it are not installed.
     """
-    store, want = ArtifactStore(host.cache), wanted(files, kind)
+    store, want = ArtifactStore(host.cache), wanted(files, kind, how.exporter)
     if not how.force and (found := store.find(want)):
         return found
     if not host.build:
@@ -71,12 +74,10 @@ def artifact_for(files: ModelFiles, kind: str, host: Host, how: BuildOptions = U
             f"model {files.name!r} has no artefact for backend {kind!r} in {host.cache}, and --no-build forbids "
             f"building it: run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
         )
-    for package, extra in (("torch", "torch"), ("sentence_transformers", "torch"), ("onnx", "onnx")):
-        if find_spec(package) is None:
-            raise MissingExtra(extra, "building an artefact")
+    _check_extras(how.exporter)
 
     def fill(folder: Path) -> Mapping[str, Any]:
-        request = request_for(files, host, kind, folder, revision=how.revision)
+        request = request_for(files, host, kind, folder, revision=how.revision, exporter=how.exporter)
         return run_build("embedctl_workers.building.onnx", request)
 
     return store.build(want, fill, force=how.force)
@@ -85,3 +86,13 @@ def artifact_for(files: ModelFiles, kind: str, host: Host, how: BuildOptions = U
 def reduced_range() -> bool:
     """Whether int8 weights must leave one bit unused, so that sums of products stay exact on this CPU."""
     return platform.machine() in ("x86_64", "AMD64") and not _BYTE_PRODUCTS & cpu_flags()
+
+
+def _check_extras(exporter: str) -> None:
+    if exporter == OPTIMUM and find_spec("optimum") is None:
+        raise MissingExtra(
+            OPTIMUM, "the exporter optimum, in a separate environment (it needs transformers below 4.58),"
+        )
+    for package, extra in (("torch", "torch"), ("sentence_transformers", "torch"), ("onnx", "onnx")):
+        if find_spec(package) is None:
+            raise MissingExtra(extra, "building an artefact")

@@ -13,7 +13,7 @@ from typing import Any
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import ModelFacts
-from embedctl_workers.backends.onnx.recipe import ONNX
+from embedctl_workers.backends.onnx.recipe import ONNX, OWN
 from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
 from embedctl_workers.backends.tensorrt.runtime import Runtime
@@ -146,6 +146,10 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     """See :class:`embedctl_workers.models.builders.Builder`."""
     if how.target:
         raise SettingsError(f"a plan is built for the GPU at hand: leave --target {how.target} out")
+    if how.exporter != OWN:
+        raise SettingsError(
+            f"plans are built from the graph of the exporter {OWN}: leave --exporter {how.exporter} out"
+        )
     chosen = PlanOptions(**how.options)
     return artifact_for(files, runtimes.open_runtime(), host, chosen, how)
 
