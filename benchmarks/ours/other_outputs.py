@@ -1,24 +1,29 @@
-"""The probe of sparse vectors and multi-vectors: their speed beside sentence-transformers'."""
+"""The probes of sparse vectors and multi-vectors: their speed and agreement beside sentence-transformers'."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from benchmarks.ours.service import Figures
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sparse_encoder.modules import SpladePooling
+from tests.support.other_outputs import make_multi, make_sparse
 from tests.support.passages import passages
+from tests.support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from embedctl_bench.measuring.sampling import least
+from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -26,6 +31,11 @@ from embedctl_workers.encoding.known_good import load_encoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import resolve_model
+
+#: A word has a weight if it is above this.
+_TERM = 1e-3
+#: Families with a masked language model.
+MaskedFamily = Literal["bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert"]
 
 
 def other_outputs(
@@ -71,6 +81,44 @@ def _cpu_s(work: Callable[[], object]) -> float:
     before = time.process_time()
     work()
     return time.process_time() - before
+
+
+def agreement(*, backends: str = "torch,onnx") -> Figures:
+    """The largest difference of a weight, or of a number of a token's vector, from sentence-transformers', by family
+    and backend; infinity if a text has other tokens, or another word with a weight above 1e-3. Small models of random
+    weights, documents and queries."""
+    found: Figures = {}
+    corpus = [*passages(40), "w1", "w2 , w3 ."]
+    chunk = ChunkInput(0, bytes(len(corpus)), [text.encode() for text in corpus])
+    for family in get_args(MaskedFamily):
+        for output, make in (("sparse", make_sparse), ("multi", make_multi)):
+            with tempfile.TemporaryDirectory() as scratch:
+                # In windows of attention as small as these, some tokens of an expanded query would attend to none.
+                how: dict[str, Any] = {"attend": True} if (family, output) == ("modernbert", "multi") else {}
+                folder = make(Path(scratch), Tiny(family), **how)
+                for backend in backends.split(","):
+                    own = load_encoder(Settings(), HardwareClass(backend=backend), str(folder), Host(1, Path(scratch)))
+                    for prompt in ("document", "query"):
+                        options = {"vectors": [output], "prompt_name": prompt}
+                        cells = own.encode(own.prepare(chunk, options)).vectors[:, 0]
+                        apart = _apart(folder, output, prompt, corpus, cells)
+                        name = f"{family}, {output}, {backend}"
+                        found[name] = max(found.get(name, 0.0), apart)
+    return found
+
+
+def _apart(folder: Path, output: str, prompt: str, corpus: list[str], cells: Any) -> float:
+    model: Any = (SparseEncoder if output == "sparse" else MultiVectorEncoder)(str(folder), device="cpu")
+    expected = (model.encode_query if prompt == "query" else model.encode_document)(corpus, show_progress_bar=False)
+    worst = 0.0
+    for cell, text in zip(cells, expected.to_dense() if output == "sparse" else expected, strict=True):
+        row, mine = text.numpy(), cell
+        if output == "sparse":
+            mine = np.zeros_like(row)
+            mine[cell["index"]] = cell["weight"]
+        same = mine.shape == row.shape and (output == "multi" or ((mine > _TERM) == (row > _TERM)).all())
+        worst = max(worst, float(np.abs(mine - row).max()) if same else math.inf)
+    return worst
 
 
 def _sparse(encoder: Path, folder: Path) -> None:

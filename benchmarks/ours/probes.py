@@ -41,7 +41,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "pipeline_cost": ("pipeline_cost",),
     "engines_by_cpu": ("engines_by_cpu",),
     "choices": ("choices",),
-    "other_outputs": ("other_outputs",),
+    "other_outputs": ("other_outputs", "agreement"),
 }
 _MODULES = {name: module for module, names in PROBES.items() for name in names}
 
