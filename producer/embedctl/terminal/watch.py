@@ -102,23 +102,30 @@ def watch(
         head = _head(title, sight, width)
         return Group(*head, *draw(sight.what, width, height - len(head)))
 
-    def end() -> None:
-        raise SystemExit(128 + signal.SIGTERM)  # so that the terminal is restored
-
     console = Console(force_terminal=True, highlight=False)
     screen = Live(console=console, screen=True, auto_refresh=False)
-    before = signal.signal(signal.SIGTERM, lambda *_: end())
+    drawn: object = None
+    with _ended_by_sigterm(), Feed(look) as feed, _keys() as pressed, screen:
+        while not until((sight := feed.sight()).what):
+            now = (sight, sight.old_s, console.size)
+            if now != drawn:
+                screen.update(lines(sight, *console.size), refresh=True)
+                drawn = now
+            if _LEAVE in pressed(_TICK_S):
+                break
+        return sight.what
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit, so that the terminal is restored."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        with Feed(look) as feed, _keys() as pressed, screen:
-            drawn: object = None
-            while not until((sight := feed.sight()).what):
-                now = (sight, sight.old_s, console.size)
-                if now != drawn:
-                    screen.update(lines(sight, *console.size), refresh=True)
-                    drawn = now
-                if _LEAVE in pressed(_TICK_S):
-                    break
-            return sight.what
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
