@@ -17,6 +17,7 @@ LEFT: dict[str, str] = {
     "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/embedctl_pipeline.py:__init__": (
         "the protocol of adapters"
     ),
+    "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/floor.py:__init__": "the protocol of adapters",
     "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/http_ours.py:__init__": "the protocol of adapters",
     "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/sentence_transformers.py:__init__": (
         "the protocol of adapters; the options are the library's"

@@ -67,13 +67,17 @@ class FloorAdapter:
                 left -= rows
             if self._attending:
                 for length, count in Counter(lengths).items():
-                    for _ in range(count * self._layers):
-                        self._attending(length)()
+                    _repeat(self._attending(length), count * self._layers)
         return np.empty((len(texts), 0), np.float32)
 
     def count(self, texts: Sequence[str]) -> int:
         """Tokens, counted once: the floor does not include tokenising."""
         return sum(self._counter.lengths(texts))
+
+
+def _repeat(run: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        run()
 
 
 def _attending(size: EncoderShape, way: CpuProduct, length: int) -> Callable[[], object]:
