@@ -312,3 +312,9 @@ def test_onnxruntime_with_providers_for_gpus_counts_as_onnxruntime(monkeypatch: 
 
     monkeypatch.setattr(metadata, "version", version)
     assert recipe.onnxruntime_version("a test") == "1.27.0"
+
+
+def test_a_build_imports_nothing_that_the_release_for_optimum_lacks() -> None:
+    absent = "for name in [n for n in sys.modules if 'multi_vector' in n]: sys.modules[name] = None"
+    code = f"import sys, sentence_transformers as s; del s.MultiVectorEncoder\n{absent}\nimport embedctl_workers.building.onnx"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

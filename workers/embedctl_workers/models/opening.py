@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from embedctl_config.outputs import PLAIN, Output
@@ -20,8 +20,12 @@ def open_model(folder: Path, pooling: str, outputs: tuple[Output, ...] = PLAIN) 
     """A model that gives these outputs, in fp32 on the CPU, from its files alone and without running any code in them;
     with this pooling if they state none. Raises whatever sentence-transformers and transformers raise."""
     kind: Any = SentenceTransformer
-    if Output.DENSE not in outputs:
-        kind = SparseEncoder if Output.SPARSE in outputs else MultiVectorEncoder
+    if Output.SPARSE in outputs and Output.DENSE not in outputs:
+        kind = SparseEncoder
+    elif Output.DENSE not in outputs:
+        from sentence_transformers import MultiVectorEncoder  # the release that optimum needs has none
+
+        kind = MultiVectorEncoder
     model: SentenceTransformer = kind(
         str(folder),
         device="cpu",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from transformers import AttentionMaskInterface, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -123,7 +123,7 @@ class WholeModel(torch.nn.Module):
             features["attention_mask"] = pooling_mask
         for module in others:
             features = module(features)
-        vectors = features["token_embeddings"] if isinstance(self._model, MultiVectorEncoder) else features[OUTPUT]
+        vectors = features.get(OUTPUT, features["token_embeddings"])  # models of late interaction pool nothing
         of_tokens = [head.of_tokens(features["token_embeddings"]) for head in self._heads.values()]
         return (vectors, *of_tokens) if of_tokens else vectors
 
@@ -165,7 +165,7 @@ def write_facts(
     excludes_prompt = pooling_excludes_prompt(model, files)
     default = model.default_prompt_name
     longest = longest_text(model)
-    late = LateRules.of(model, longest) if isinstance(model, MultiVectorEncoder) else None
+    late = LateRules.of(model, longest) if files.outputs == (Output.MULTI,) else None
     dim = int(model.encode(["a"], show_progress_bar=False)[0].shape[-1])
     dense = Output.DENSE in files.outputs
     facts = ModelFacts(

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -36,7 +35,8 @@ class FirstDimensions(torch.nn.Module):
 
 def modules_of(model: Any) -> list[torch.nn.Module]:
     """A model's modules, but for that which says which tokens of a text are scored: tokens say so."""
-    return [each for each in model if not isinstance(each, MultiVectorMask)]
+    # Known by its name, because the release that optimum needs has no such class.
+    return [each for each in model if type(each).__name__ != "MultiVectorMask"]
 
 
 def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
