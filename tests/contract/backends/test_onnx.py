@@ -315,6 +315,11 @@ def test_onnxruntime_with_providers_for_gpus_counts_as_onnxruntime(monkeypatch: 
 
 
 def test_a_build_imports_nothing_that_the_release_for_optimum_lacks() -> None:
-    absent = "for name in [n for n in sys.modules if 'multi_vector' in n]: sys.modules[name] = None"
-    code = f"import sys, sentence_transformers as s; del s.MultiVectorEncoder\n{absent}\nimport embedctl_workers.building.onnx"
+    code = """
+import sys, sentence_transformers
+del sentence_transformers.MultiVectorEncoder
+for name in [each for each in sys.modules if "multi_vector" in each]:
+    sys.modules[name] = None
+import embedctl_workers.building.onnx
+"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
