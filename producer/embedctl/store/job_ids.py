@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import compress
+from itertools import compress, islice
+from operator import itemgetter
 
 from embedctl.store.connection import Connection
 from embedctl_config import keys
@@ -65,17 +66,18 @@ def find(connection: Connection, shortened: str) -> list[str]:
     """
     if len(shortened) < SHORTEST or _OF_IDS.fullmatch(shortened) is None:
         return []
+    found: dict[str, None] = {}  # a scan may give an id twice
+    gone: list[tuple[float, str]] = []
     with connection.client() as client:
-        made: dict[bytes, float] = dict(client.zscan_iter(keys.JOBS, match=f"*{shortened}*", count=_COMPARED))
-    newest = (job_id.decode() for job_id in sorted(made, key=lambda job_id: -made[job_id]))
-    fitting = [job_id for job_id in newest if keys.is_job_id(job_id) and fits(job_id, shortened)]
-    found: list[str] = []
-    for at in range(0, len(fitting), SLICE):
-        some = fitting[at : at + SLICE]
-        found += compress(some, connection.ask_each(some, lambda pipe, job_id: pipe.exists(keys.job(job_id))))
-        if len(found) > 1:
-            return found
-    return found or fitting[:1]
+        made = client.zscan_iter(keys.JOBS, match=f"*{shortened}*", count=_COMPARED)
+        while len(found) < 2 and (some := list(islice(made, SLICE))):
+            newest = [(made_ms, job_id.decode()) for job_id, made_ms in sorted(some, key=itemgetter(1), reverse=True)]
+            fitting = [each for each in newest if keys.is_job_id(each[1]) and fits(each[1], shortened)]
+            ids = [job_id for _, job_id in fitting]
+            exist = connection.ask_each(ids, lambda pipe, job_id: pipe.exists(keys.job(job_id)))
+            found |= dict.fromkeys(compress(ids, exist))
+            gone = sorted([*gone, *fitting], reverse=True)[:1]
+    return list(found) or [job_id for _, job_id in gone]
 
 
 def fits(job_id: str, shortened: str) -> bool:
