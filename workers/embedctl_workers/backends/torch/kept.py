@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -140,7 +140,6 @@ def _facts(
 
     modules = read_json(folder / "modules.json")
     transformer: Any = model[0].auto_model
-    encoder = transformer.base_model
     heads: Mapping[Output, Any] = heads_of(model)
     activation = transformer.config.to_dict().get("hidden_act", getattr(transformer.config, "activation", None))
     after = [_facts_of(module, at, modules, "sentence_embedding") for at, module in enumerate(rest, 1)]
@@ -153,12 +152,7 @@ def _facts(
     with safe_open(folder / file, framework="np") as tensors:
         there = set(tensors.keys())
     prefix = "" if _WORDS in there else f"{transformer.base_model_prefix}."
-    # By the places of weights in memory, where the model's own are those of its layers. A weight may have two names.
-    named = [
-        *((name, each) for name, each in transformer.named_parameters(remove_duplicate=False)),
-        *((prefix + name, each) for name, each in encoder.named_parameters()),
-    ]
-    names = {each.data_ptr(): name for name, each in named if name in there}
+    names = {place: name for place, name in _named(transformer, prefix) if name in there}
     rules = asdict(text_rules)
     if _plain(folder, rules["tokenizer"]):
         rules["tokenizer"] = None
@@ -178,6 +172,15 @@ def _facts(
         "rest": after,
         "splade": heads[Output.SPARSE].facts(names) if Output.SPARSE in heads else None,
     }
+
+
+def _named(transformer: Any, prefix: str) -> Iterator[tuple[int, str]]:
+    """The places of weights in memory, where the model's own are those of its layers, and their names in a file. A
+    weight may have two names."""
+    for name, each in transformer.named_parameters(remove_duplicate=False):
+        yield each.data_ptr(), name
+    for name, each in transformer.base_model.named_parameters():
+        yield each.data_ptr(), prefix + name
 
 
 def _facts_of(module: Any, at: int, modules: Any, of: str) -> dict[str, Any] | None:
