@@ -25,6 +25,7 @@ def after_step(world: World, before: State, after: State, *, reopens: bool, goes
     yield from _lifetimes(world)
     if not goes_back:
         yield from _turns(world, before.snapshot, after.snapshot)
+        yield from _places_apart(world, before.snapshot, after.snapshot)
         yield from _suspects(world, before.snapshot, after.snapshot)
         yield from _watched(world, before.snapshot, after.snapshot)
     view, *others = world.views(after.snapshot)
@@ -76,6 +77,19 @@ def _turns(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violatio
             yield Violation("a tenant's virtual time never goes back", f"of {tenant.decode()}: {work}, then {now}")
 
 
+def _places_apart(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violation]:
+    """Who waits in quarantine goes back only when something is taken there, whatever is done elsewhere."""
+    views = list(zip(world.views(before), world.views(after), strict=True))
+    if any(
+        now.fields(keys.owners(now.job_id)).keys() & was.fields(keys.suspects(was.job_id)).keys() for was, now in views
+    ):
+        return
+    for key in (key for key in before.keys() & after.keys() if key.startswith(TURNS + b"flows:") and b":apart:" in key):
+        since, now = fields(before[key]), fields(after[key])
+        if moved := [each for each in since.keys() & now.keys() if since[each] != now[each]]:
+            yield Violation("who waits in quarantine keeps its place", f"{moved} in {key.decode()}")
+
+
 def _suspects(world: World, before: Snapshot, after: Snapshot) -> Iterator[Violation]:
     """What may kill a worker is given to nobody else while there is one in quarantine."""
     if not before.is_guarded:
@@ -109,7 +123,7 @@ def _had(snapshot: Snapshot) -> dict[tuple[bytes, bytes], float]:
     """Lane and tenant → the work that it had."""
     had: dict[tuple[bytes, bytes], float] = {}
     for key, packed in snapshot.items():
-        if key.startswith((TURNS + b"flows:", TURNS + b"served:")):
+        if key.startswith((TURNS + b"flows:", TURNS + b"served:")) and b":apart:" not in key:
             lane = key.split(b":")[3]
             for tenant, work in fields(packed).items():
                 had[lane, tenant] = max(had.get((lane, tenant), 0.0), float(work))

@@ -157,7 +157,8 @@ end
 -- The work is estimated by the job's records so far, or by its bytes, of which a token has about four.
 local work = size_in(input) / 4
 if records > 0 and facts.work then work = struct.unpack('<I4', input, ROWS_AT + 1) * facts.work / records end
-work = math.max(1, math.floor(work))
+-- What quarantine takes is charged to nobody.
+work = found.in_quarantine and 0 or math.max(1, math.floor(work))
 if found.watched then redis.call('SET', WATCHED .. instance, ARGV[1] .. ' ' .. found.watched, 'PX', WATCH_MS) end
 -- What was charged for chunks that have ended since the last claim was an estimate too.
 local owed = work + (facts.owed or 0)

@@ -27,9 +27,9 @@ local useless = ended or tonumber(chunk) >= tonumber(facts.added) or (text ~= ma
 local queue = QUEUE_PREFIX .. facts.hardware .. '.' .. facts.model
 local has_more = tonumber(facts.next) < tonumber(facts.added)
 -- Its tenant and its lane were charged for an estimate. The job's next claim sets that right if it is little, and if there
--- is one: who was charged too much would wait for it.
+-- is one: who was charged too much would wait for it. What quarantine took is not charged.
 local instance, estimated, claims = (redis.call('HGET', owners, chunk) or ''):match('^%S+ (%S+) (%d+) (%d+)')
-local owed = (facts.owed or 0) + ARGV[8] - (estimated or 0)
+local owed = (facts.owed or 0) + (estimated == '0' and 0 or ARGV[8] - (estimated or 0))
 local is_owed_now = owed ~= 0 and (not has_more or math.abs(owed) > ARGV[8] / OWED)
 local is_other = pinned and pinned ~= ARGV[3]
 if not useless and not is_other then

@@ -41,6 +41,7 @@ end
 local function try(id, place, since)
   local job = JOB .. id
   place.input, place.since = nil, since or tonumber(redis.call('ZSCORE', wait_of(place), id) or now)
+  place.in_quarantine = in_quarantine
   local fine, answer = pcall(claim, {job}, {id, token, instance, fingerprint, lease_ms, alike, room}, place)
   if not fine then
     local why = type(answer) == 'table' and answer.err or answer
@@ -63,8 +64,11 @@ local function try(id, place, since)
     return what
   end
   local given, kind, left, work, weight, is_small = unpack(answer, 2, 7)
-  charge(place, kinds, work / weight)
+  if work > 0 then charge(place, kinds, work / weight) end
   if are_lanes then charge_lane(place, work, ARGV[6]) end
+  if place.is_apart then  -- the others there are next
+    for _, each in ipairs(lists_in(queue, 'apart', kinds)) do redis.call('ZADD', each.flows, 'XX', micros, place.tenant) end
+  end
   if left and kind == place.kind then
     redis.call('ZADD', left_of(place), string.format('%d', left), id)
   else
@@ -92,9 +96,9 @@ local function skip(key, member)
   skipped[0] = (skipped[0] or 0) + 1
 end
 
--- Claim the next chunk of a lane. Of each two turns of a tenant, about one is the job's with the fewest chunks left, and
--- one is the job's that has been listed longest, until it is done: so a small job is soon done, and no stream of small ones
--- holds up a large one, however many they are.
+-- Claim the next chunk of a lane, or of any. Of each two turns of a tenant, about one is the job's with the fewest chunks
+-- left, and one is the job's that has been listed longest, until it is done: so a small job is soon done, and no stream of
+-- small ones holds up a large one, however many they are.
 local function next_of(lane)
   while steps > 0 do
     steps = steps - 1
@@ -102,16 +106,18 @@ local function next_of(lane)
     local tenant, had
     for _, each in ipairs(lists) do
       each.tenant, each.had = first_of(each.flows)
+      -- It is listed apart by when it came, which says nothing beside usual lists.
+      if each.tenant and which == 'both' and each.is_apart then each.had = had_by(each) end
       if each.tenant and (not had or each.had < had) then tenant, had = each.tenant, each.had end
     end
     if not tenant then return false end
     local is_by_wait = micros % 2 == 1
     local place, id, least
     for _, each in ipairs(lists) do
-      -- A tenant has had the same in all of its lists, so it is in none whose first one had more.
+      -- A tenant has had the same in all of its usual lists, so it is in none whose first one had more.
       local is_first, is_possible = each.tenant == tenant, each.had == had
       if is_first or is_possible then
-        each.tenant, each.had = tenant, is_first and each.had or nil
+        each.tenant, each.had = tenant, is_first and not in_quarantine and each.had or nil
         local first, score = first_of(is_by_wait and wait_of(each) or left_of(each))
         if first and (not id or score < least) then place, id, least = each, first, score end
       else
@@ -121,7 +127,9 @@ local function next_of(lane)
     if id then
       local what = try(id, place, is_by_wait and least)
       if what == 'ok' then
-        if redis.call('HSET', LEVELS .. queue, lane, string.format('%d', had)) == 1 then keep(LEVELS .. queue) end
+        if not in_quarantine and redis.call('HSET', LEVELS .. queue, lane, string.format('%d', had)) == 1 then
+          keep(LEVELS .. queue)
+        end
         return true
       end
       if what == 'later' then
@@ -154,6 +162,7 @@ local function next_chunk()
     elseif sole and each.lane ~= sole then are_lanes = true
     else sole = each.lane end
   end
+  if in_quarantine then return next_of() end
   if has_background and redis.call('EXISTS', pause) == 0 and next_of('background') then return end
   local lanes, empty = LANES .. queue, {}
   local listed = are_lanes and redis.call('ZRANGE', lanes, '0', '-1', 'WITHSCORES') or sole and {sole, 0} or {}

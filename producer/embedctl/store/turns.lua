@@ -3,7 +3,9 @@
 -- divided by their shares. All of it follows from the jobs, so a list may be lost at any time.
 -- A place is a lane, tenant, queue and kind; the kind is what a worker must have: a precision, the version of its
 -- chunks, and a fingerprint or `*`.
--- What may kill a worker is listed apart, and given to workers in quarantine as long as there are any.
+-- What may kill a worker is listed apart, and given to workers in quarantine as long as there are any. There,
+-- tenants of all lanes are listed by when they came or had their last turn (in microseconds), whatever work that was: what
+-- a turn costs is a worker.
 -- Times are milliseconds by Redis' own clock, so no host's clock matters.
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
@@ -49,6 +51,10 @@ local function lists_in(queue, which, kinds, lane)
   return found
 end
 
+local function lies_apart(place)
+  return place.kind:sub(1, #APART) == APART
+end
+
 local function flows_of(place)
   return FLOWS .. place.lane .. ':' .. place.queue .. ':' .. place.kind
 end
@@ -61,9 +67,18 @@ local function name_lists(place)
   end
 end
 
+-- The work that a tenant had, or that of whose turn it was last if that is more: so nothing is saved up.
+local function had_by(place)
+  local had = tonumber(redis.call('HGET', LEVELS .. place.queue, place.lane) or 0)
+  had = math.max(had, tonumber(redis.call('ZSCORE', SERVED .. place.lane .. ':' .. place.queue, place.tenant) or 0))
+  for _, each in ipairs(lists_in(place.queue, 'usual', nil, place.lane)) do
+    had = math.max(had, tonumber(redis.call('ZSCORE', each.flows, place.tenant) or 0))
+  end
+  return had
+end
+
 -- List a job at its place, with as many chunks left, since that time if it is not there yet. A lane that comes back is
--- next. A tenant that comes back has the work that it had, or that of whose turn it was last if that is more: so nothing
--- is saved up.
+-- next.
 local function list(place, id, left, since)
   local lanes, flows = LANES .. place.queue, flows_of(place)
   if place.lane ~= 'background' and not redis.call('ZSCORE', lanes, place.lane) then
@@ -72,12 +87,7 @@ local function list(place, id, left, since)
     keep(lanes)
   end
   if not redis.call('ZSCORE', flows, place.tenant) then
-    local had = tonumber(redis.call('HGET', LEVELS .. place.queue, place.lane) or 0)
-    had = math.max(had, tonumber(redis.call('ZSCORE', SERVED .. place.lane .. ':' .. place.queue, place.tenant) or 0))
-    for _, each in ipairs(lists_in(place.queue, 'both', nil, place.lane)) do
-      had = math.max(had, tonumber(redis.call('ZSCORE', each.flows, place.tenant) or 0))
-    end
-    redis.call('ZADD', flows, had, place.tenant)
+    redis.call('ZADD', flows, lies_apart(place) and micros or had_by(place), place.tenant)
     keep(flows)
   end
   name_lists(place)
@@ -98,7 +108,7 @@ end
 -- comes new.
 local function go(place)
   local flows, served = flows_of(place), SERVED .. place.lane .. ':' .. place.queue
-  local had = redis.call('ZSCORE', flows, place.tenant)
+  local had = not lies_apart(place) and redis.call('ZSCORE', flows, place.tenant)
   redis.call('ZREM', flows, place.tenant)
   if had and redis.call('ZADD', served, 'GT', had, place.tenant) == 1 then keep(served) end
   redis.call('ZREMRANGEBYSCORE', served, '-inf', '(' .. (redis.call('HGET', LEVELS .. place.queue, place.lane) or 0))
@@ -117,10 +127,10 @@ local function weight_of(tenant, own)
   return math.min(stated, tonumber(own or stated))
 end
 
--- Add work to what a tenant had, in its lists of these kinds, the usual ones and those apart. What it had may be known for
--- some of the lists, and is false for one that it is not in.
+-- Add work to what a tenant had, in its usual lists of these kinds. What it had may be known for some of the lists, and is
+-- false for one that it is not in.
 local function charge(place, kinds, work)
-  local had, lists = false, lists_in(place.queue, 'both', kinds, place.lane)
+  local had, lists = false, lists_in(place.queue, 'usual', kinds, place.lane)
   for _, each in ipairs(lists) do
     local score = each.had
     if score == nil then score = tonumber(redis.call('ZSCORE', each.flows, place.tenant) or nil) end
@@ -128,7 +138,7 @@ local function charge(place, kinds, work)
     each.score = score
   end
   local served = SERVED .. place.lane .. ':' .. place.queue
-  local sum = (had or tonumber(redis.call('ZSCORE', served, place.tenant) or 0)) + math.ceil(work)
+  local sum = (had or place.had or tonumber(redis.call('ZSCORE', served, place.tenant) or 0)) + math.ceil(work)
   sum = string.format('%d', sum)  -- a whole number costs Redis less
   for _, each in ipairs(lists) do
     if each.score then redis.call('ZADD', each.flows, sum, place.tenant) end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,8 +12,22 @@ from redis import Redis
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import end_leases
 from embedctl.store import Claim, Claimant
-from embedctl_config import keys
-from tests.support.store import MINE, QUEUE, complete, end_pause, lapse, new_job, reaped, row, score, some, take
+from embedctl_config import keys, wire
+from tests.support.shares import LARGE, job_of
+from tests.support.store import (
+    MINE,
+    QUEUE,
+    complete,
+    encoded,
+    end_pause,
+    lapse,
+    new_job,
+    reaped,
+    row,
+    score,
+    some,
+    take,
+)
 
 APART = row("q", quarantine=True)
 
@@ -345,18 +360,46 @@ def test_a_worker_that_died_before_it_encoded_any_of_a_job_pins_it_no_longer(bro
     assert broker.jobs.status(job_id).model_fingerprint == MINE
 
 
-def test_what_a_tenant_had_is_the_same_in_its_lists_apart_and_in_the_usual_ones(broker: Broker, raw: Redis) -> None:
+@pytest.mark.parametrize("lane", ["normal", "background"])
+def test_tenants_take_turns_in_quarantine_however_much_they_have_elsewhere(
+    broker: Broker, raw: Redis, lane: str
+) -> None:
+    bad = [new_job(broker, 1, tenant="a") for _ in range(12)]
+    broker.workers.beat(APART)
+    die(broker, raw, *bad)
+    for turn in range(4):
+        suspect = new_job(broker, 1, tenant="b", lane=lane)
+        die(broker, raw, suspect)
+        usual = job_of(broker, "b", chunks=1)
+        claim = some(take(broker, f"usual {turn}"))
+        value, report = encoded(claim.input)
+        report = replace(report, work=LARGE)
+        assert broker.jobs.complete(usual, 0, claim.token, value, report, fingerprint=MINE) == "ok"
+        given = {some(take_apart(broker, f"{turn} {at}")).job_id for at in range(2)}
+        assert suspect in given
+        assert len(given & {*bad}) == 1
+
+
+def test_what_quarantine_takes_is_charged_to_nobody_and_usual_work_moves_nobody_there(
+    broker: Broker, raw: Redis
+) -> None:
     broker.workers.beat(APART)
     job_id = killer(broker, raw, 3)
     end_pause(broker, raw, job_id, 0)
+    apart, usual = (keys.turns(f"flows:normal:{QUEUE}:{kind}fp32/{wire.VERSION}:*") for kind in ("apart:", ""))
 
-    def had() -> set[float]:
-        lists = [key.decode() for key in raw.scan_iter(match=keys.turns("flows:*"))]
-        assert len(lists) > 1
-        return {score(raw, key, "default") for key in lists}
+    since, had = (score(raw, key, "default") for key in (apart, usual))
+    assert some(take(broker, "usual")).chunk == 1
+    assert score(raw, apart, "default") == since
+    assert (charged := score(raw, usual, "default")) > had
+    assert facts(take_apart(broker, "apart")) == (job_id, 0, frozenset())
+    assert complete(broker, job_id, 0, "apart") == "ok"
+    assert score(raw, usual, "default") == charged
 
-    assert len(had()) == 1
-    assert take(broker, "usual") is not None
-    assert len(had()) == 1
-    assert complete(broker, job_id, 1, "usual") == "ok"
-    assert len(had()) == 1
+
+def test_where_none_is_in_quarantine_suspects_take_turns_with_usual_work(broker: Broker, raw: Redis) -> None:
+    bad = [new_job(broker, 1, tenant="a") for _ in range(12)]
+    die(broker, raw, *bad)
+    good = new_job(broker, 12, tenant="b")
+    given = [some(take(broker, str(number))).job_id for number in range(12)]
+    assert 4 <= given.count(good) <= 8
