@@ -165,13 +165,8 @@ class JobStore(JobReader):
         times = [now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000]
         queue = keys.queue(spec.hardware, spec.model)
         token = secrets.token_hex(16)
-        return (
-            job_id,
-            token,
-            ScriptCall(
-                "create", script_keys, [job_id, *times, queue, room, spec.tenant, spec.keeps, token, *flat(fields)]
-            ),
-        )
+        args = [job_id, *times, queue, room, spec.tenant, spec.keeps, token, *flat(fields)]
+        return job_id, token, ScriptCall("create", script_keys, args)
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
         """Renew the producer's lease of a job, or take it over from a dead producer; 0 seconds give it up.
