@@ -31,7 +31,7 @@ _LONGEST_PAUSE_S = 10.0
 _MOST_ADDRESSES = 10_000
 log = logging.getLogger(__name__)
 
-#: A key in the bytes of a request's head. The search stops after so many bytes, because it comes before a client's turn.
+#: A key in the bytes of a request's head. Only so many bytes are searched, because that comes before a client's turn.
 _KEY, _SEARCHED = re.compile(rb"\nauthorization:[ \t]*+bearer[ \t]++([!-~]+)", re.IGNORECASE), 8 * 1024
 #: The file of keys is read this often at most (seconds).
 _LOOK_S = 0.5

@@ -82,8 +82,8 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Rows, Sequence[int]]]) -> Self:
-        """The rows of at least one part, in the order of the places that are given with each part. All parts have vectors
-        of the same kinds and sizes."""
+        """The rows of at least one part, in the order of the places that are given with each part. All parts have
+        vectors of the same kinds and sizes."""
         rows = [part for part, _ in parts]
         order = np.argsort(np.concatenate([places for _, places in parts]))
         sparse = [part.sparse for part in rows if part.sparse is not None]
