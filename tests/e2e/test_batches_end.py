@@ -96,9 +96,11 @@ def results_lost(scene: Scene) -> None:
 
 def last_second_lost(scene: Scene) -> None:
     """Redis has the batch as it was made, and no runner of it."""
-    scene.raw.unlink(scene.name)
-    scene.raw.hset(scene.name, mapping=scene.made)
-    scene.raw.pexpire(scene.name, 1000 * keys.FILE_TTL_S)
+    with scene.raw.pipeline() as pipe:  # at once: nobody may see that there is no batch
+        pipe.unlink(scene.name)
+        pipe.hset(scene.name, mapping=scene.made)
+        pipe.pexpire(scene.name, 1000 * keys.FILE_TTL_S)
+        pipe.execute()
     scene.wake()
 
 
