@@ -110,17 +110,8 @@ FLOORS = (
     _floor("floor-bf16", "floor, bf16", "fp16", "bf16"),
     _floor("floor-int8", "floor, int8", "int8", "int8"),
 )
-#: The device's products in its best precision, attention included, as `embedctl model verify` measures them.
-GPU_FLOOR = System(
-    "floor-gpu",
-    "floor",
-    "floor:MatrixAdapter",
-    (Setting(),),
-    ("torch",),
-    "fp16",
-    floor=True,
-    fixed={"hardware": "gpu"},
-)
+#: The device's products in its best precision, attention included.
+GPU_FLOOR = System("floor-gpu", "floor", "floor:MatrixAdapter", (Setting(),), ("torch",), "fp16", floor=True)
 TRANSFORMERS = System(
     "transformers", "transformers", "transformers:TransformersAdapter", (Setting(),), ("transformers", "torch")
 )

@@ -46,8 +46,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "embedctl_workers.backends.torch": ("torch", "neuron", "optimum"),
     "embedctl_workers.commands.split": ("torch", "onnx"),
     "embedctl_workers.machine.nvidia": ("gpu",),
-    "embedctl_workers.measuring.cpu_products": ("torch",),
-    "embedctl_workers.measuring.matrix_products": ("torch",),
     "embedctl_workers.models": ("torch", "onnx", "neuron", "optimum"),
     "embedctl_workers.models.opening": ("torch", "neuron", "optimum"),
     "embedctl_workers.models.references": ("torch", "neuron", "optimum"),

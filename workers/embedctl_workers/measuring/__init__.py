@@ -1,1 +1,1 @@
-"""Measuring a loaded model on its device: its rates, its operations, and its share of the device's matrix rate."""
+"""Measuring a loaded model on its device: how fast it encodes and tokenises."""

@@ -78,7 +78,7 @@ def verify_model(settings: Settings, hardware: str, model: str, pinned: Pinned) 
         speed = None
         if accuracy.passed:
             log.info("model %s: measuring its speed", model)
-            speed = benchmark(encoder, entry, pinned.threads)
+            speed = benchmark(encoder)
         return Verification(
             measured=datetime.now(UTC),
             about={

@@ -9,23 +9,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from embedctl_config.hardware import SHIPPED_CLASSES
-from embedctl_workers.measuring.cpu_products import PRODUCTS, CpuProduct, missing
-from embedctl_workers.measuring.matrix_products import matrix_products
-from embedctl_workers.measuring.short_benchmark import EncoderShape, shape_of
 from embedctl_workers.models.fastest import fastest, timed
 
+from .products import PRODUCTS, CpuProduct, missing
 from .serving import Answer, Vectors
+from .shape import EncoderShape, shape_of
 from .tokens import TokenCounter
 
-#: How long the device's products are measured (seconds).
-_MATRIX_S = 1.0
+#: Rows, and rows and columns of the matrix, of a GPU's products.
+_ON_GPU = 8192
+#: How long they are measured, and the shortest work between two waits (seconds): after a wait, the GPU idles until it
+#: gets more work.
+_MATRIX_S, _AT_LEAST_S = 1.0, 0.05
 
 
 class FloorAdapter:
@@ -101,20 +102,45 @@ def _attending(size: EncoderShape, way: CpuProduct, length: int) -> Callable[[],
 
 
 class MatrixAdapter:
-    """The device's products alone, as `embedctl model verify` measures them.
+    """A GPU's products alone, in 16 bits: large ones, by torch.
 
-    Its seconds are computed: those of the texts' operations at the device's matrix rate. It makes no vectors.
+    Its seconds are computed: those of the texts' operations at the rate of these products. It makes no vectors.
     """
 
-    def __init__(self, model: Path, threads: int, hardware: str) -> None:
-        products, shape = matrix_products(SHIPPED_CLASSES[hardware], threads), shape_of(model)
-        if isinstance(products, str) or shape is None:
-            raise RuntimeError(f"no matrix rate: {products if shape else 'the model is of an unknown shape'}")
-        self._products, self._shape = products, shape
+    def __init__(self, model: Path, threads: int) -> None:
+        size = shape_of(model)
+        if size is None:
+            raise RuntimeError("the model is of an unknown shape")
+        # NVIDIA's GPUs before Ampere do not multiply in bf16 in hardware.
+        has_bf16 = torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)
+        kind = torch.bfloat16 if has_bf16 else torch.float16
+        # Random values: with zeros, a GPU draws less power and is faster.
+        weight, x = (torch.randn(_ON_GPU, _ON_GPU, device="cuda", dtype=kind) for _ in range(2))
+        self._multiply = partial(torch.mm, x, weight, out=torch.empty_like(x))
+        self._shape = size
         self._counter = TokenCounter(model)
 
     def encode(self, texts: Sequence[str]) -> Answer:
         """Multiply for a second; every token of the texts counts."""
-        lengths = np.array(self._counter.lengths(texts))
-        seconds = self._shape.flop(lengths) / self._products.rate(_MATRIX_S)
-        return Answer(np.empty((len(texts), 0), np.float32), 0.0, seconds, int(lengths.sum()))
+        lengths = self._counter.lengths(texts)
+        flop_per_s = 2.0 * _ON_GPU**3 * products_per_s(self._multiply, torch.cuda.synchronize)
+        return Answer(np.empty((len(texts), 0), np.float32), 0.0, self._shape.flop(lengths) / flop_per_s, sum(lengths))
+
+
+def products_per_s(
+    multiply: Callable[[], object], wait: Callable[[], object], now: Callable[[], float] = time.perf_counter
+) -> float:
+    """How often a GPU does what `multiply` begins, by the clock `now`; `wait` waits for all that was begun."""
+    multiply()
+    wait()
+    done, at_once = 0, 1
+    started = before = now()
+    while before - started < _MATRIX_S:
+        _repeat(multiply, at_once)
+        wait()
+        done += at_once
+        after = now()
+        if after - before < _AT_LEAST_S:
+            at_once *= 2
+        before = after
+    return done / (before - started)

@@ -1,11 +1,10 @@
-"""torch's matrix products on a CPU in fp32, bf16 and int8. The rates of models are compared with the fastest of them.
+"""torch's matrix products on a CPU in fp32, bf16 and int8, with which the floor of engines is made.
 
 Products of embedctl's own are not among them: these are what a library offers on the same unit.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +12,7 @@ from functools import partial
 import torch
 
 from embedctl_config.cpu import cpu_flags
-from embedctl_config.hardware import Precision
-from embedctl_workers.models.fastest import fastest, timed
 
-#: What a CPU multiplies for a class of each precision.
-KINDS: Mapping[Precision, str] = {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}
 #: Instruction sets, by the kernel's names, with which a CPU multiplies in bf16. oneDNN emulates them elsewhere.
 _BF16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 
@@ -43,21 +38,6 @@ def missing(kind: str) -> str:
     if kind == "bf16" and not _BF16 & cpu_flags():
         return "this CPU has no instructions for bf16"
     return ""
-
-
-def fastest_product(kind: str, rows: int, width: int) -> tuple[CpuProduct, Multiply, torch.Tensor]:
-    """The fastest product of a kind on a square weight, with its inputs; `mm` is always there."""
-    found: dict[str, tuple[CpuProduct, Multiply, torch.Tensor]] = {}
-    for name, product in PRODUCTS[kind].items():
-        x = product.source(rows, width)
-        try:
-            multiply = product.prepare(width, width, rows)
-            multiply(x)
-        except (AttributeError, RuntimeError):  # torch was built without oneDNN, or changed the operators
-            continue
-        found[name] = product, multiply, x
-    runs = {name: [timed(partial(multiply, x), time.process_time)] for name, (_, multiply, x) in found.items()}
-    return found[fastest(runs).name]
 
 
 def _random(kind: torch.dtype, rows: int, width: int) -> torch.Tensor:
