@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
-from pathlib import Path
-from statistics import fmean
+from math import ceil
 from typing import Any
 
 import click
 
 from embedctl_bench.asking import Asked, common, conclude, not_installed
 from embedctl_bench.measuring.comparison import Load, Scene
-from embedctl_bench.measuring.contenders import Contender, Ground, compete
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Effort
+from embedctl_bench.measuring.contenders import compete
 from embedctl_bench.peers.models import Model, describe, measured_model
 from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
-from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import kept
 from embedctl_bench.report import Report
-from embedctl_bench.texts.words import ExactTexts
+from embedctl_bench.texts.words import exact_requests
 from embedctl_bench.texts.workloads import make_workload
 from embedctl_workers.machine.devices import cores_of
 
 #: Texts whose vectors are compared, and with which systems choose their settings.
 _CHECKED = 64
-#: For a cell, all rounds together; the floor gets less, because it has no latencies.
-_EFFORT, _FLOOR_EFFORT = Effort(10.0, 5, 200), Effort(1.5, 3, 200)
-_QUICK_EFFORT = Effort(0.6, 2, 40)
+#: For a cell, all rounds together: so many operations, which a core does in some ten seconds, and so many requests.
+_FLOP, _QUICK_FLOP = 1e12, 6e10
+_LEAST, _MOST = 5, 200
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 #: DistilBERT at 2 cores and batch 1: length → requests/s of HF Infinity, and of transformers.
 INFINITY = {
@@ -60,13 +56,17 @@ class Axes:
         lengths, batches = few(self.lengths, (8, 64, 256)), few(self.batches, (1, 8))
         return Axes(few(self.cores, (1, 2)), lengths, batches)
 
-    def loads(self, model: Model, rounds: int) -> list[Load]:
-        """Those of the lengths that a model takes."""
-        return [
-            Load(f"{length} tokens, batch {batch}", rounds, batch, facts={"length": length, "batch": batch})
-            for length, batch in product(self.lengths, self.batches)
-            if length <= model.max_tokens
-        ]
+    def loads(self, model: Model, *, quick: bool) -> list[Load]:
+        """Those of the lengths that a model takes: requests of one caller."""
+        rounds, flop = (_QUICK_ROUNDS, _QUICK_FLOP) if quick else (_ROUNDS, _FLOP)
+        found = []
+        for length, batch in product(self.lengths, self.batches):
+            if length <= model.max_tokens:
+                fits = flop / (model.flops_per_token * length * batch)
+                count = ceil(min(max(_LEAST, fits), _MOST) / rounds)
+                asked, facts = exact_requests(model, length, batch, count), {"length": length, "batch": batch}
+                found.append(Load.of(f"{length} tokens, batch {batch}", asked, rounds, callers=1, facts=facts))
+        return found
 
     def beyond_cores(self, have: int) -> list[str]:
         """Notes on the numbers of cores that this machine does not have."""
@@ -104,8 +104,8 @@ def command(
 ) -> None:
     """Cores × lengths × batches: as Hugging Face measured Infinity.
 
-    Each cell takes 10 seconds or 200 requests, one after the other; by default there are 192. Plain transformers and
-    the other systems that are installed take turns with embedctl's engine. Cells that need more cores than this machine
+    Each cell has up to 200 requests, one after the other; by default there are 192 cells. Plain transformers and the
+    other systems that are installed take turns with embedctl's engine. Cells that need more cores than this machine
     has are left out. For the shape of the published model, use --model distilbert-shape.
     """
     axes = Axes(cores_axis, length_axis, batch_axis)
@@ -114,7 +114,7 @@ def command(
     peers, lacking = choose_peers(asked.peers, asked.place)
     engines = [engine_of(name, asked.settings) for name in asked.classes]
     systems = in_one_process([FLOOR, *engines, TRANSFORMERS, *peers])
-    rounds, effort = (_QUICK_ROUNDS, _QUICK_EFFORT) if asked.quick else (_ROUNDS, _EFFORT)
+    rounds = _QUICK_ROUNDS if asked.quick else _ROUNDS
     have = cores_of(asked.cpus)
     left_out = axes.beyond_cores(len(have))
     fit = [cores for cores in axes.cores if cores <= len(have)]
@@ -124,31 +124,32 @@ def command(
     with suppress(KeyboardInterrupt), session:
         for name in asked.models:
             model = measured_model(name, asked.settings, asked.place)
-            texts = ExactTexts(model)
             workload = make_workload("W1", _CHECKED, model, asked.place)
-            ground = asked.ground(model.name, model, workload, session)
+            loads = axes.loads(model, quick=asked.quick)
+            # The first request of a shape takes longer.
+            warm_up = kept([each.asked[0] for each in loads], asked.place, "grid-few")
+            ground = asked.ground(model.name, model, workload, session, warm_up=warm_up)
             left_out += axes.beyond(name, model)
-            loads = axes.loads(model, rounds)
             for cores in fit:
                 scenes.append(Scene(f"{name}, {cores} core{'s' * (cores > 1)}", model, describe(name), loads, _BASE))
                 cpus = sorted(frozenset[int]().union(*have[:cores]))
                 there = replace(ground, key=f"{model.name}/{cores} cores", task=replace(ground.task, cpus=cpus))
-                compete(scenes[-1], systems, there, run_with(texts, effort, ground))
+                compete(scenes[-1], systems, there)
     report = Report(
         "Cores × lengths × batches, end to end",
-        workload_words(effort, rounds),
+        workload_words(rounds),
         notes=[*left_out, *not_installed(lacking)],
     )
     conclude(asked, session, scenes, report, published_beside)
 
 
-def workload_words(effort: Effort, rounds: int) -> str:
+def workload_words(rounds: int) -> str:
     """What is run, for the report."""
     return (
         "All texts of a request have exactly the same number of tokens, special ones included, so that no engine pads: "
-        "words that are one token each, drawn with a fixed seed. A cell is "
-        f"{effort.seconds:g} s or {effort.most} requests, one after the other, whichever is less, "
-        f" {effort.least} at least, in {rounds} rounds together. Times are end to end, from texts to vectors of "
+        "words that are one token each, drawn with a fixed seed. A cell is the "
+        "same requests for every system, one after the other: as many as a core answers in some ten seconds, "
+        f"{_LEAST} to {_MOST} in {rounds} rounds together. Times are end to end, from texts to vectors of "
         "unit length. `transformers` is its tokenizer with padding, its model on torch in fp32, and pooling by hand. "
         "embedctl is a worker's engine, called directly. The publication measured DistilBERT on "
         f"{INFINITY_CORES} cores; it does not say whether it counts pooling."
@@ -165,29 +166,10 @@ def in_one_process(systems: Sequence[System]) -> list[System]:
     return [replace(each, settings=tuple(way for way in each.settings if way.processes == 1)) for each in systems]
 
 
-def run_with(texts: ExactTexts, effort: Effort, ground: Ground) -> Callable[[Load, Contender], Run]:
-    """Answer requests of a cell again and again."""
-
-    @cache
-    def file(length: int, batch: int) -> Path:
-        return kept(texts.requests(length, batch, max(4, 64 // batch)), ground.task.place, f"grid-{length}-{batch}")
-
-    def run(load: Load, contender: Contender) -> Run:
-        least = _FLOOR_EFFORT if contender.runs.floor and not ground.quick else effort
-        latencies = contender.process().sample(file(**load.facts), least.share(load.rounds))
-        return Run(fmean(latencies), load.facts["length"] * load.texts, () if contender.runs.floor else latencies)
-
-    return run
-
-
-def _is_published(scene: Scene) -> bool:
-    """Whether the publication is of this number of cores."""
-    return scene.name.endswith(f", {INFINITY_CORES} cores")
-
-
 def published_beside(scene: Scene) -> list[Mapping[str, object]]:
-    """The published rows of the lengths that were measured with one text a request."""
-    lengths = {load.facts["length"] for load in scene.loads if load.texts == 1 and _is_published(scene)}
+    """The published rows of the lengths that were measured on as many cores with one text a request."""
+    same_cores = scene.name.endswith(f", {INFINITY_CORES} cores")
+    lengths = {load.facts["length"] for load in scene.loads if same_cores and load.facts["batch"] == 1}
     return [
         {
             "system": f"{system}, published of DistilBERT on {INFINITY_CORES} cores",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import click
-import numpy as np
 
 from embedctl_bench.asking import Asked, common, conclude, not_installed
 from embedctl_bench.measuring.comparison import COLUMNS, Load, Scene
-from embedctl_bench.measuring.contenders import Contender, Ground, compete
-from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.measuring.contenders import compete
 from embedctl_bench.peers.models import Model, describe, measured_model, model_files, slug
 from embedctl_bench.peers.registry import (
     INFINITY_SERVER,
@@ -23,7 +20,6 @@ from embedctl_bench.peers.registry import (
     product_of,
     servers_of,
 )
-from embedctl_bench.peers.tuned import Run
 from embedctl_bench.peers.workload import Workload, kept
 from embedctl_bench.report import Report, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
@@ -85,11 +81,6 @@ _HTTP_WORKLOAD = (
 _SERVER_BASE = ((INFINITY_SERVER.name,), "infinity's server")
 
 
-def load_of(name: str, asked: Sequence[Sequence[str]], rounds: int, callers: int = 0, *, finals: bool = False) -> Load:
-    texts = sum(map(len, asked))
-    return Load(name, rounds, texts, len(asked), finals=finals, facts={"load": name}, asked=asked, callers=callers)
-
-
 def long_requests(cpus: int, *, quick: bool, finals: bool = True) -> list[Load]:
     """infinity's benchmark for a number of CPUs: what is run in rounds, and perhaps what is run once in the end, with
     `finals` for ours and the fastest other systems alone."""
@@ -98,12 +89,12 @@ def long_requests(cpus: int, *, quick: bool, finals: bool = True) -> list[Load]:
         return [request_texts(number, sizes[number % len(sizes)]) for number in range(REQUESTS)]
 
     if quick:
-        return [load_of("requests of 3 texts", asked(3), _QUICK_ROUNDS)]
+        return [Load.of("requests of 3 texts", asked(3), _QUICK_ROUNDS)]
     if cpus >= _LARGE_MACHINE:
-        return [load_of("the whole shape", asked(TEXTS), _ROUNDS)]
+        return [Load.of("the whole shape", asked(TEXTS), _ROUNDS)]
     # 255 texts in all: 25 and 26 in alternation.
-    tenth = load_of("a tenth of the shape", asked(25, 26), _ROUNDS)
-    return [tenth, load_of("the whole shape", asked(TEXTS), 1, finals=finals)]
+    tenth = Load.of("a tenth of the shape", asked(25, 26), _ROUNDS)
+    return [tenth, Load.of("the whole shape", asked(TEXTS), 1, finals=finals)]
 
 
 def http_requests(cpus: int, *, quick: bool) -> list[Load]:
@@ -113,20 +104,20 @@ def http_requests(cpus: int, *, quick: bool) -> list[Load]:
     for tokens in LENGTHS:
         draw = random.Random(tokens)
         texts = [[draw_words(draw, tokens - _SPECIAL)] for _ in range(singles)]
-        found.append(load_of(f"one text of {tokens} tokens", texts, rounds, callers=1))
+        found.append(Load.of(f"one text of {tokens} tokens", texts, rounds, callers=1))
     draw = random.Random(_TOGETHER)
     together = [
         [draw_words(draw, draw.randint(*_WORDS_OF_CALLERS)) for _ in range(_TOGETHER)]
         for _ in range(_QUICK_SINGLES if quick else _OF_MANY)
     ]
-    found.append(load_of(f"one request of {_TOGETHER} texts", together, rounds, callers=1))
+    found.append(Load.of(f"one request of {_TOGETHER} texts", together, rounds, callers=1))
     draw = random.Random(0)
     several = [
         [draw_words(draw, draw.randint(*_WORDS_OF_CALLERS)) for _ in range(draw.randint(1, _MOST_TEXTS))]
         for _ in range(_QUICK_ASKED if quick else _ASKED)
     ]
     name = f"{_CALLERS} callers of 1 to {_MOST_TEXTS} texts"
-    found.append(load_of(name, several, _QUICK_ROUNDS if quick else _ROUNDS, _CALLERS))
+    found.append(Load.of(name, several, _QUICK_ROUNDS if quick else _ROUNDS, callers=_CALLERS))
     return [*found, *long_requests(cpus, quick=quick, finals=False)]
 
 
@@ -171,7 +162,7 @@ def _through_the_product(asked: Asked) -> None:
             scenes.append(Scene(name, model, shown, loads))
             request = len(texts) // REQUESTS
             ground = asked.ground(model.name, model, workload, session, request=request, warm_up=warm_up)
-            _compete(scenes[-1], systems, ground)
+            compete(scenes[-1], systems, ground)
     report = Report(
         f"Ten requests of {TEXTS} long texts in flight",
         _WORKLOAD,
@@ -201,21 +192,6 @@ def _product(hardware: str, asked: Asked) -> System:
     return replace(system, fixed={**system.fixed, "chunk": asked.settings.chunk_size})
 
 
-def _compete(scene: Scene, systems: Sequence[System], ground: Ground) -> None:
-    """Every system answers all requests of a load in a round."""
-
-    def run(load: Load, contender: Contender) -> Run:
-        file = kept(load.asked, ground.task.place, f"requests-{slug(load.name)}")
-        done, vectors = contender.process().requests(file, load.callers)
-        if len(vectors) != load.texts:
-            raise Unavailable(f"vectors of shape {vectors.shape} for {load.texts} texts")
-        if not np.isfinite(vectors).all():
-            raise Unavailable("its vectors hold NaN")
-        return done
-
-    compete(scene, systems, ground, run)
-
-
 def _over_http(asked: Asked) -> None:
     loads = http_requests(len(asked.cpus), quick=asked.quick)
     # infinity's server only if it is asked for, since it is installed first.
@@ -232,10 +208,5 @@ def _over_http(asked: Asked) -> None:
             scenes.append(Scene(f"{name}, class {hardware}", model, describe(name), loads, _SERVER_BASE))
             ground = asked.ground(f"{name}/{hardware}", model, workload, session, warm_up=warm_up)
             systems = [*servers_of(hardware, asked.settings), *others]
-            _compete(scenes[-1], systems, ground)
-    conclude(
-        asked,
-        session,
-        scenes,
-        Report("Requests over HTTP", _HTTP_WORKLOAD),
-    )
+            compete(scenes[-1], systems, ground)
+    conclude(asked, session, scenes, Report("Requests over HTTP", _HTTP_WORKLOAD))

@@ -73,22 +73,25 @@ class Load:
     Attributes:
         name: unique among the loads of a scene.
         rounds: how often each system gets it.
-        texts: of one request, where requests are made one after the other; else of all requests.
-        requests: in flight at once.
+        texts: in all.
         finals: whether ours and the fastest other system of each precision alone get it.
         facts: its values in a table's columns.
-        asked: the requests, if they are not those of the scene's texts.
+        asked: the requests; empty for the scene's texts in one call.
         callers: how many send a request when their last one is answered; 0: all requests are made at once.
     """
 
     name: str
     rounds: int
     texts: int
-    requests: int = 1
     finals: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     asked: Sequence[Sequence[str]] = ()
     callers: int = 0
+
+    @classmethod
+    def of(cls, name: str, asked: Sequence[Sequence[str]], rounds: int, **more: Any) -> Self:
+        """The load of some requests."""
+        return cls(name, rounds, sum(map(len, asked)), asked=asked, **{"facts": {"load": name}, **more})
 
 
 @dataclass(slots=True)
@@ -253,7 +256,7 @@ class Comparison:
             "seconds": seconds,
             "spread_percent": 100 * spread(durations) if len(durations) > 1 else None,
             "texts_per_s": self.load.texts / seconds,
-            "requests_per_s": self.load.requests / seconds if self.load.requests > 1 else None,
+            "requests_per_s": len(self.load.asked) / seconds if self.load.asked else None,
             "tokens_per_s": each.tokens / seconds,
             "times": median(times) if times else None,
             "least_times": min(times, default=None),

@@ -9,13 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns
 from embedctl_bench.measuring.sampling import turn_of
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
 from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.peers.models import slug
 from embedctl_bench.peers.registry import GPU_FLOOR, System
 from embedctl_bench.peers.tuned import Run, Task, TunedProcess
+from embedctl_bench.peers.workload import kept
 from embedctl_config.errors import EmbedctlError
 from embedctl_workers.arrays.distance import measure as distance
 
@@ -59,13 +63,14 @@ class Contender:
     """One system on one model: its process, and its runs.
 
     Attributes:
+        ground: what it has in common with others.
         repeat: how often it encodes the texts in one pass.
     """
 
     def __init__(self, system: System, ground: Ground) -> None:
         self.runs = SystemRuns.of(system)
         self.repeat = 1
-        self._system, self._ground = system, ground
+        self._system, self.ground = system, ground
         self._process: TunedProcess | None = None
         self._accuracy: Mapping[str, float] = {}
 
@@ -73,7 +78,7 @@ class Contender:
         """Let it choose its setting, and compare its vectors, unless both are kept; Unavailable if any of that
         fails."""
         # A quick run tries none and takes the first.
-        settings = self._system.settings[:1] if self._ground.quick else self._system.settings
+        settings = self._system.settings[:1] if self.ground.quick else self._system.settings
 
         def facts() -> dict[str, Any]:
             process = self._start(settings)
@@ -85,7 +90,7 @@ class Contender:
                 "accuracy": self._accuracy,
             }
 
-        found = self._ground.session.step(f"{self._ground.key}/loading/{self.runs.name}", facts)
+        found = self.ground.session.step(f"{self.ground.key}/loading/{self.runs.name}", facts)
         chosen = Setting(**found["chosen"])
         self._system = replace(self._system, settings=(replace(chosen, fixed={}),))
         self.runs.setting = self._words(chosen)
@@ -102,7 +107,7 @@ class Contender:
             self._process = None
 
     def _start(self, settings: tuple[Setting, ...]) -> TunedProcess:
-        ground, system = self._ground, replace(self._system, settings=settings)
+        ground, system = self.ground, replace(self._system, settings=settings)
         whole = ground.least_s > 0
         self._process = process = TunedProcess(system, ground.task, request=ground.request, whole=whole)
         if ground.warm_up:
@@ -115,14 +120,27 @@ class Contender:
 
     def _words(self, setting: Setting) -> str:
         """The setting for people: of our whole product, its workers."""
-        cpus = len(self._ground.task.cpus)
+        cpus = len(self.ground.task.cpus)
         if not (self._system.ours and "workers" in setting.load):
             return setting.label(cpus)
         workers = setting.load["workers"]
         return f"{workers} worker{'s' * (workers > 1)} of {cpus // workers} CPU{'s' * (cpus // workers > 1)}"
 
 
-def compete(scene: Scene, systems: Sequence[System], ground: Ground, run: Callable[[Load, Contender], Run]) -> None:
+def answer(load: Load, contender: Contender) -> Run:
+    """Let a system answer all requests of a load once; raises Unavailable if it fails, or if vectors are wrong."""
+    file = kept(load.asked, contender.ground.task.place, f"requests-{slug(load.name)}")
+    done, vectors = contender.process().requests(file, load.callers)
+    if len(vectors) != load.texts:
+        raise Unavailable(f"vectors of shape {vectors.shape} for {load.texts} texts")
+    if not np.isfinite(vectors).all():
+        raise Unavailable("its vectors hold NaN")
+    return done
+
+
+def compete(
+    scene: Scene, systems: Sequence[System], ground: Ground, run: Callable[[Load, Contender], Run] = answer
+) -> None:
     """Let every system choose its setting, then measure all of them, load by load and round by round, into the scene.
 
     A system that fails is left out from then on, with a note. Every round is a step of the session.

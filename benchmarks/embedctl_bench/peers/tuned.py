@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Effort, Setting, Vectors
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Setting, Vectors
 from embedctl_bench.peers.child import ChildProcess
 from embedctl_bench.peers.environments import environment_for, python_of
 from embedctl_bench.peers.models import Model, converted
@@ -120,11 +120,6 @@ class TunedProcess(ChildProcess):
         are of all texts, one request after the other."""
         done = self.call(do="requests", requests=str(path), vectors=str(self._vectors), callers=callers)
         return Run(**done), np.load(self._vectors)
-
-    def sample(self, path: Path, effort: Effort) -> list[float]:
-        """Make the requests in a file one after the other, in its first process, again and again: the latencies (s)."""
-        latencies: list[float] = self.call(do="sample", requests=str(path), effort=asdict(effort))["latencies"]
-        return latencies
 
     def close(self) -> None:
         """End the process, and remove its files."""

@@ -40,29 +40,17 @@ def draw_words(draw: random.Random, words: int) -> str:
     return " ".join(_WORDS[_between(draw, 0, len(_WORDS) - 1)] for _ in range(words))
 
 
-class ExactTexts:
-    """Texts with an exact number of a model's tokens, special tokens included: random words of one token each.
-    Unavailable says that the model has no fast tokenizer, ModelError that it knows no word as one token."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        # A word may have other tokens at the beginning of a text than within it, so every text begins with the same.
-        base, *lengths = model.lengths([_WORDS[0], *(f"{_WORDS[0]} {word}" for word in _WORDS)])
-        self._base = base
-        self._words = [word for word, length in zip(_WORDS, lengths, strict=True) if length == base + 1]
-        if not self._words:
-            raise ModelError(f"model {model.name!r}: its tokenizer cuts every word, so no text can be given a length")
-
-    def requests(self, tokens: int, batch: int, count: int) -> list[list[str]]:
-        """`count` requests of `batch` texts with `tokens` tokens each; ModelError if no text can be that short."""
-        if tokens < self._base:
-            raise ModelError(f"model {self._model.name!r}: no text has {tokens} tokens, {self._base} is the least")
-        draw = random.Random(f"{tokens} {batch}")
-        more = tokens - self._base
-        texts = [" ".join([_WORDS[0], *draw.choices(self._words, k=more)]) for _ in range(batch * count)]
-        if wrong := set(self._model.lengths(texts)) - {tokens}:
-            raise ModelError(f"model {self._model.name!r}: texts meant to have {tokens} tokens have {sorted(wrong)}")
-        return [texts[at : at + batch] for at in range(0, len(texts), batch)]
+def exact_requests(model: Model, tokens: int, batch: int, count: int) -> list[list[str]]:
+    """`count` requests of `batch` texts with exactly `tokens` tokens of a model each, special tokens included: random
+    words of one token. Unavailable says that it has no fast tokenizer, ModelError that no text has this length."""
+    # A word may have other tokens at the beginning of a text than within it, so every text begins with the same.
+    base, *lengths = model.lengths([_WORDS[0], *(f"{_WORDS[0]} {word}" for word in _WORDS)])
+    words = [word for word, length in zip(_WORDS, lengths, strict=True) if length == base + 1]
+    draw = random.Random(f"{tokens} {batch}")
+    texts = [" ".join([_WORDS[0], *draw.choices(words or _WORDS, k=tokens - base)]) for _ in range(batch * count)]
+    if wrong := set(model.lengths(texts)) - {tokens}:
+        raise ModelError(f"model {model.name!r}: texts meant to have {tokens} tokens have {sorted(wrong)}")
+    return [texts[at : at + batch] for at in range(0, len(texts), batch)]
 
 
 def _text(draw: random.Random) -> str:

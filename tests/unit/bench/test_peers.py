@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Effort, Pool, Server, Setting
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Pool, Server, Setting
 from embedctl_bench.peers.environments import ADAPTERS, PACKAGE
 from embedctl_bench.peers.models import uncut
 from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
@@ -105,13 +105,15 @@ def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> 
         assert (loaded["chosen"], "error" in loaded["tried"][1]) == (0, True), "the fastest that works"
         done = server.encode(str(tmp_path / "vectors.npy"), repeat=3)
         (tmp_path / "requests.json").write_text('[["a"], ["bb", "b"]]')
-        sampled = server.sample(str(tmp_path / "requests.json"), asdict(Effort(0.0, least=3, most=9)))
+        requests = str(tmp_path / "requests.json")
+        at_once, in_turn = (server.requests(requests, str(tmp_path / "v.npy"), callers) for callers in (0, 1))
     finally:
         server.close()
     assert done["tokens"] == 3 * 6
     assert np.load(tmp_path / "vectors.npy")[:, 0].tolist() == [1, 2, 3], "those of the first time"
-    assert len(sampled["latencies"]) == 3
-    assert min(sampled["latencies"]) >= 0.02
+    first, second = at_once["latencies"]
+    assert second >= first + 0.02, "since both were made"
+    assert 2 * 0.02 <= sum(in_turn["latencies"]) <= in_turn["seconds"]
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from embedctl_bench.peers.models import Model
 from embedctl_bench.texts import words as module
 from embedctl_bench.texts import workloads
-from embedctl_bench.texts.words import ExactTexts
+from embedctl_bench.texts.words import exact_requests
 
 WORDS = [f"w{number}" for number in range(500)]
 
@@ -62,7 +62,7 @@ def test_w1_has_lengths_as_in_real_corpora_and_w2_long_texts(model: Model, tmp_p
 
 @pytest.mark.parametrize("tokens", [3, 8, 100])
 def test_texts_have_exactly_the_tokens_asked_for(model: Model, tokens: int) -> None:
-    requests = ExactTexts(model).requests(tokens, 2, 3)
+    requests = exact_requests(model, tokens, 2, 3)
     assert [len(request) for request in requests] == [2, 2, 2]
     assert set(model.lengths([text for request in requests for text in request])) == {tokens}
-    assert requests == ExactTexts(model).requests(tokens, 2, 3), "the same every time"
+    assert requests == exact_requests(model, tokens, 2, 3), "the same every time"

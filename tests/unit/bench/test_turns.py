@@ -7,7 +7,6 @@ import os
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,7 +111,7 @@ def figures_of(command: Command, folder: Path, patch: pytest.MonkeyPatch, *optio
     for module in (engines, grid):
         patch.setattr(module, "measured_model", lambda *_: replace(SMALL, folder=folder))
         patch.setattr(module, "make_workload", lambda *_: ground(folder, None).task.workload)
-    patch.setattr(grid, "ExactTexts", lambda model: SimpleNamespace(requests=lambda *_: [["a text"]]))
+    patch.setattr(grid, "exact_requests", lambda model, length, batch, count: [["a text"] * batch] * count)
     patch.setattr("embedctl_bench.asking.reference_of", lambda *_: np.ones((2, 3), np.float32))
     options = (*options, "--quick", "--class", "cpu", "--peers", "none", "-o", str(folder / "report"))
     done = CliRunner().invoke(command, options, catch_exceptions=False)
@@ -138,7 +137,7 @@ def test_a_grid_of_one_cell_is_beside_transformers(tmp_path: Path, monkeypatch: 
     rows = figures_of(grid.command, tmp_path, monkeypatch, "--cores", "1", "--length", "8", "--batch", "2")
     by_system = {row["system"]: row for row in rows}
     assert set(by_system) == {"embedctl's engine, class cpu", "transformers", "floor"}
-    assert {(row["length"], row["batch"], row["tokens_per_s"] * row["seconds"]) for row in rows} == {(8, 2, 16)}
+    assert {(row["length"], row["batch"], row["texts_per_s"] * row["seconds"]) for row in rows} == {(8, 2, 178)}
     assert (by_system["transformers"]["share_of_floor"], by_system["transformers"]["times"]) == (0.5, 1)
 
 

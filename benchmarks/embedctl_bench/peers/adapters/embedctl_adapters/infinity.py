@@ -37,11 +37,13 @@ class InfinityAdapter:
         return self._loop.run_until_complete(self._embed(texts))
 
     def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
-        """All requests in its queue at once."""
-        began = time.monotonic()
+        """All requests in its queue at once; so many of them, if callers make them."""
+        free = asyncio.Semaphore(callers or len(requests))
 
         async def answer(texts: Sequence[str]) -> Answer:
-            return Answer(await self._embed(texts), began, time.monotonic())
+            async with free:
+                began = time.monotonic()
+                return Answer(await self._embed(texts), began, time.monotonic())
 
         async def answers() -> list[Answer]:
             return await asyncio.gather(*map(answer, requests))

@@ -19,14 +19,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,19 +89,6 @@ class Setting:
         return ", ".join([f"{self.processes}×{cpus // self.processes}", *options])
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured: for `seconds` or up to `most` requests, whichever is less, and at least `least`."""
-
-    seconds: float
-    least: int
-    most: int
-
-    def share(self, rounds: int) -> Effort:
-        """The effort of one round of several."""
-        return Effort(self.seconds / rounds, math.ceil(self.least / rounds), math.ceil(self.most / rounds))
-
-
 class Pool:
     """A system in processes that share the CPUs evenly.
 
@@ -138,37 +124,33 @@ class Pool:
         parts = self._deal([texts[at : at + size] for at in range(0, len(texts), size)])
         if processes == 1:
             return parts[0]
-        return Answer(np.concatenate([part.vectors for part in parts]), parts[0].began, time.monotonic())
+        began = min(part.began for part in parts)
+        return Answer(np.concatenate([part.vectors for part in parts]), began, time.monotonic())
 
     def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
         """Answer requests that are all made now, or by callers; one after the other if the system has no queue."""
         processes = len(self._workers)
         if not self._takes_requests:
-            return self._deal(requests)
+            made = time.monotonic()
+            answers = self._deal(requests)
+            return answers if callers else [replace(each, began=made) for each in answers]
         for number, (connection, _) in enumerate(self._workers):
             connection.send(("requests", requests[number::processes], {**self.setting.encode, "callers": callers}))
         parts: list[list[Answer]] = [_answer(connection) for connection, _ in self._workers]
         return [parts[at % processes][at // processes] for at in range(len(requests))]
 
-    def sample(self, requests: Sequence[Sequence[str]], effort: Effort) -> list[float]:
-        """The first process answers the requests in turn: its latencies."""
-        connection = self._workers[0][0]
-        connection.send(("sample", requests, {"effort": effort, "options": dict(self.setting.encode)}))
-        return cast("list[float]", _answer(connection))
-
     def _deal(self, chunks: Sequence[Sequence[str]]) -> list[Answer]:
-        """The answer to each chunk; all chunks are given now, unless the system times itself."""
-        began, free = time.monotonic(), SimpleQueue[Connection]()
+        """The answer to each chunk, which goes to the next process that is free."""
+        free = SimpleQueue[Connection]()
         for connection, _ in self._workers:
             free.put(connection)
 
         def answer(texts: Sequence[str]) -> Answer:
             connection = free.get()
             connection.send(("encode", texts, dict(self.setting.encode)))
-            found = _answer(connection)
-            ended = time.monotonic()
+            found: Answer = _answer(connection)
             free.put(connection)
-            return found if isinstance(found, Answer) else Answer(found, began, ended)
+            return found
 
         with ThreadPoolExecutor(len(self._workers)) as threads:
             return list(threads.map(answer, chunks))
@@ -212,28 +194,13 @@ def _work(connection: Connection, adapter: str, model: str, cpus: Sequence[int],
 
 
 def _done(adapter: Adapter, method: str, texts: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """What a method of the adapter returns, or its error."""
-    work = partial(_sample, adapter) if method == "sample" else getattr(adapter, method)
+    """What a method of the adapter returns, vectors with the time that they took; or its error."""
+    began = time.monotonic()
     try:
-        return work(texts, **options)
+        found = getattr(adapter, method)(texts, **options)
     except Exception as error:  # noqa: BLE001  (the parent reports it)
         return error_of(error)
-
-
-def _sample(
-    adapter: Adapter, requests: Sequence[Sequence[str]], effort: Effort, options: Mapping[str, Any]
-) -> list[float]:
-    """Answer requests in turn, with this effort; one before that warms up."""
-    adapter.encode(requests[0], **options)
-    latencies: list[float] = []
-    started = time.perf_counter()
-    while (done := len(latencies)) < effort.most:
-        if done >= effort.least and time.perf_counter() - started >= effort.seconds:
-            break
-        began = time.perf_counter()
-        adapter.encode(requests[done % len(requests)], **options)
-        latencies.append(round(time.perf_counter() - began, 7))
-    return latencies
+    return Answer(found, began, time.monotonic()) if isinstance(found, np.ndarray) else found
 
 
 def error_of(error: BaseException) -> RuntimeError:
@@ -328,12 +295,6 @@ class Server:
         tokens = told or self._count(requests, [text for texts in asked for text in texts])
         latencies = [answer.ended - answer.began for answer in done]
         return {"seconds": _seconds(done), "tokens": tokens, "latencies": latencies}
-
-    def sample(self, requests: str, effort: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a file's requests again and again: the latencies."""
-        assert self._pool
-        done = self._pool.sample(json.loads(Path(requests).read_text(encoding="utf-8")), Effort(**effort))
-        return {"latencies": done}
 
     def _count(self, file: str, texts: Sequence[str]) -> int:
         """Tokens of a file's texts, which are counted once."""
