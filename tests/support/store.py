@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import redis as redis_py
 
 from embedctl.chunk_files import Where
-from embedctl.chunk_files.references import parse_reference
 from embedctl.queueing.broker import Broker
 from embedctl.store import Added, Claim, Claimant, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
@@ -293,42 +292,3 @@ def calls(raw: redis_py.Redis, command: str) -> int:
 
 def keys_of(raw: redis_py.Redis, job_id: str) -> set[str]:
     return {key.decode() for key in raw.scan_iter(match=f"*{job_id}*", count=1000)}
-
-
-def text_waiting(raw: redis_py.Redis, job_id: str, chunks: int) -> int:
-    """Total bytes of input of the chunks that have no result."""
-    waiting = [chunk for chunk in range(chunks) if not raw.exists(keys.chunk_result(job_id, chunk))]
-    values = [cast(bytes, raw.get(keys.chunk_input(job_id, chunk)) or b"") for chunk in waiting]
-    references = [parse_reference(value) for value in values]
-    return sum(
-        len(value) if reference is None else reference.size for value, reference in zip(values, references, strict=True)
-    )
-
-
-def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
-    """The job's status must agree with its data in Redis."""
-    status = broker.jobs.status(job_id)
-    if status.state == "cancelled":
-        assert not raw.exists(*(key(job_id) for key in (keys.owners, keys.attempts, keys.ready, keys.suspects)))
-        return
-    stored = [chunk for chunk in range(status.chunks) if raw.exists(keys.chunk_result(job_id, chunk))]
-    results = [wire.decode_result(broker.jobs.result(job_id, chunk) or b"") for chunk in stored]
-    leased = {*leases(raw, job_id)}
-    ready, suspects = ({int(chunk) for chunk in members(raw, key(job_id))} for key in (keys.ready, keys.suspects))
-    assert ready.isdisjoint(suspects)
-    ready |= suspects
-    assert status.chunks_done == len(stored)
-    assert status.done + status.failed == sum(each.rows for each in results)
-    assert status.failed == sum(len(each.errors) for each in results)
-    assert status.done + status.failed <= status.records
-    assert status.waiting_bytes == text_waiting(raw, job_id, status.chunks)
-    assert leased.isdisjoint(ready)
-    assert (leased | ready).isdisjoint(stored)
-    tried = {int(field.split(b":")[0]) for field in raw.hkeys(keys.attempts(job_id)) if isinstance(field, bytes)}
-    assert tried <= leased | ready
-    ended = status.sealed and status.done + status.failed == status.records
-    assert status.state.ended is ended
-    # The reaper has yet to shorten the lifetimes of the keys that an ended job with a short TTL leaves.
-    assert raw.zscore(keys.ACTIVE, job_id) is not None or ended
-    assert raw.zscore(keys.ACTIVE, job_id) is None or not ended or status.ttl_s < keys.UNENDED_TTL_S
-    assert {key for key in keys_of(raw, job_id) if raw.ttl(key) < 0} == set()

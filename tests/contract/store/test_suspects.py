@@ -15,7 +15,6 @@ from embedctl.queueing.reaper import Reaper
 from embedctl_config import keys
 from tests.support.store import (
     QUEUE,
-    assert_consistent,
     assert_from_now,
     claim,
     complete,
@@ -79,7 +78,6 @@ def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: Redi
     assert (suspect.chunk, suspect.given_up, suspect.stuck) == (0, (), False)
     assert [(death.worker, death.row) for death in suspect.deaths] == [("w", None)]
     assert broker.jobs.status(job_id).deaths == 1
-    assert_consistent(broker, raw, job_id)
 
 
 def second_owner(broker: Broker, raw: Redis, *rows: int) -> str:
@@ -150,7 +148,6 @@ def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(brok
     assert given_up(broker, job_id, 0, "last") == frozenset()
     assert complete(broker, job_id, 0, "last") == "ok"
     assert broker.jobs.suspects(job_id) == []
-    assert_consistent(broker, raw, job_id)
 
 
 def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw: Redis) -> None:
