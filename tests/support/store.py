@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ import redis as redis_py
 
 from embedctl.chunk_files import Where
 from embedctl.queueing.broker import Broker
+from embedctl.queueing.reaper import Reaper
 from embedctl.store import Added, Claim, Claimant, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import Connection
 from embedctl.store.upkeep import AUDIT_AFTER_S, _audit_call
@@ -31,6 +33,8 @@ MINE, OTHER = "aa" * 32, "bb" * 32
 OPTIONS = {"prompt": None, "long": "cut", "normalize": True, "chunk_size": 2, "chunk_bytes": 1024}
 DIM = 3
 TTL_S = 1000.0
+#: The names of round trips, their seconds, and whether Redis answered.
+Trips = list[tuple[str, float, bool]]
 
 
 T = TypeVar("T")
@@ -198,6 +202,11 @@ def reaped(broker: Broker, job_id: str) -> list[int]:
     call = broker.upkeep._reap_call(job_id, 0, int(AUDIT_AFTER_S * 1000))
     answer, rest = broker.connection.script(call.name, call.keys, call.args)
     return [int(chunk) for chunk in rest] if answer == "ok" else []
+
+
+def look_after(broker: Broker, *job_ids: str) -> None:
+    """What a round of the reaper does to these jobs."""
+    Reaper(broker)._look_after(job_ids, broker.connection.now_ms(), math.inf)
 
 
 def audited(broker: Broker, job_id: str) -> int:

@@ -11,6 +11,7 @@ from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.clocks import MovedClock
 from tests.support.redis_server import RedisServer
+from tests.support.store import Trips
 
 
 @pytest.fixture
@@ -46,13 +47,13 @@ def own_raw(own_redis: RedisServer) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def trips() -> list[str]:
-    """The round trips of `observed`, by name."""
+def trips() -> Trips:
+    """The round trips of `observed`."""
     return []
 
 
 @pytest.fixture
-def observed(settings: Settings, trips: list[str]) -> Iterator[Broker]:
-    broker = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
+def observed(settings: Settings, trips: Trips) -> Iterator[Broker]:
+    broker = Broker.connect(settings, lambda *trip: trips.append(trip))
     yield broker
     broker.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,6 +30,7 @@ from tests.support.store import (
     claim,
     complete,
     keys_of,
+    look_after,
     new_job,
     payload,
     some,
@@ -271,11 +271,6 @@ def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Bro
     eventually(lambda: not keys_of(raw, job_id))
     with pytest.raises(JobNotFound):
         broker.jobs.status(job_id)
-
-
-def look_after(broker: Broker, *job_ids: str) -> None:
-    """What a round of the reaper does to these jobs."""
-    Reaper(broker)._look_after(job_ids, broker.connection.now_ms(), math.inf)
 
 
 def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw: Redis) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +14,12 @@ from embedctl.destinations.files import fetch
 from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
-from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.retrying import TimeLimit
 from embedctl.store import JobState
 from embedctl.waiting.submission import Submission
 from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobFailed, JobStopped
-from tests.support.store import DIM, claim, complete, new_job, payload, row, work
-
-
-def look_after(broker: Broker, job_id: str) -> None:
-    Reaper(broker)._look_after([job_id], broker.connection.now_ms(), math.inf)
+from tests.support.store import DIM, claim, complete, look_after, new_job, payload, row, work
 
 
 def inputs(raw: Redis, job_id: str, chunks: int = 6) -> list[int]:

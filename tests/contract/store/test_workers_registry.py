@@ -27,7 +27,7 @@ from embedctl_workers.serving.health import Announcement, Health
 from embedctl_workers.supervising import registry_link
 from embedctl_workers.supervising.registry_link import RegistryLink
 from tests.support.redis_server import RedisServer
-from tests.support.store import DIM, MINE, QUEUE, calls, claim, new_job, row, score, some
+from tests.support.store import DIM, MINE, QUEUE, Trips, calls, claim, new_job, row, score, some
 from tests.support.waiting import eventually
 
 
@@ -208,7 +208,7 @@ def test_the_workers_of_this_machine_are_found_without_reading_the_others(broker
     assert [calls(raw, name) for name in ("get", "mget", "zrangebyscore")] == [2, 0, 0]
 
 
-def test_a_look_at_many_workers_is_a_few_trips(broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
+def test_a_look_at_many_workers_is_a_few_trips(broker: Broker, observed: Broker, trips: Trips, raw: Redis) -> None:
     job_id = new_job(broker, chunks=1)
     for number in range(1000):
         broker.workers.beat(row(f"w{number}"))
@@ -224,7 +224,7 @@ def test_a_look_at_many_workers_is_a_few_trips(broker: Broker, observed: Broker,
     assert len(trips) <= 4
 
 
-def test_rounds_are_few_trips(old_redis: None, broker: Broker, observed: Broker, trips: list[str], raw: Redis) -> None:
+def test_rounds_are_few_trips(old_redis: None, broker: Broker, observed: Broker, trips: Trips, raw: Redis) -> None:
     for number in range(300):
         broker.workers.beat(row(f"w{number}"))
     for jobs in (1, 80):  # the first one has its scripts loaded
