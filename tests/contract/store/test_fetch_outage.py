@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,6 @@ from embedctl.cli import run as run_module
 from embedctl.cli.destination import Destination
 from embedctl.destinations.files import fetch
 from embedctl.destinations.loop import Callbacks
-from embedctl.destinations.unfinished import json_line
 from embedctl.jobs.job import Job
 from embedctl.queueing.broker import Broker
 from embedctl.store import Added
@@ -157,11 +155,3 @@ def test_a_fetch_sees_the_job_go_on(broker: Broker, tmp_path: Path, monkeypatch:
     fetch(job, tmp_path / "vectors.jsonl", told)
     assert seen == [(4, "running"), (6, "completed")]
     assert written == [2, 4, 6]
-
-
-def test_lines_are_lines_to_every_reader(tmp_path: Path) -> None:
-    odd = "a\x7f\x85\x9b\u2028\u2029é"
-    line = json_line({"id": odd}).decode()
-    assert line.splitlines() == [line]
-    assert json.loads(line) == {"id": odd}
-    assert "é" in line

@@ -37,7 +37,7 @@ def take_apart(broker: Broker, token: str) -> Claim | None:
     return given.claims[0] if given.claims else None
 
 
-def killer(broker: Broker, raw: Redis, chunks: int = 2) -> str:
+def killer(broker: Broker, raw: Redis, chunks: int = 1) -> str:
     job_id = new_job(broker, chunks)
     broker.workers.beat(row("victim"))
     assert take(broker, "victim", instance="victim") is not None
@@ -51,20 +51,9 @@ def facts(claim: Claim | None) -> tuple[str, int, object] | None:
     return (claim.job_id, claim.chunk, claim.given_up) if claim else None
 
 
-def test_a_suspect_is_given_to_a_worker_in_quarantine_alone(broker: Broker, raw: Redis) -> None:
-    broker.workers.beat(APART)
-    job_id = killer(broker, raw)
-    assert take_apart(broker, "early") is None
-    end_pause(broker, raw, job_id, 0)
-    assert facts(take(broker, "1")) == (job_id, 1, None)
-    assert take(broker, "2") is None
-    assert facts(take_apart(broker, "3")) == (job_id, 0, frozenset())
-    assert take_apart(broker, "4") is None
-
-
 def test_a_suspect_waits_for_a_worker_in_quarantine_that_is_being_started(broker: Broker, raw: Redis) -> None:
     broker.workers.expect_quarantine([QUEUE], "q/", 60)
-    job_id = killer(broker, raw, 1)
+    job_id = killer(broker, raw)
     end_pause(broker, raw, job_id, 0)
     assert take(broker) is None
 
@@ -73,7 +62,7 @@ def test_a_suspect_waits_for_a_worker_in_quarantine_that_is_being_started(broker
 def test_a_suspect_is_given_to_any_worker_where_none_is_in_quarantine(broker: Broker, raw: Redis, how: str) -> None:
     if how != "never was":
         broker.workers.beat(APART)
-    job_id = killer(broker, raw, 1)
+    job_id = killer(broker, raw)
     if how == "left":
         broker.workers.leave(APART)
     elif how == "died":

@@ -258,16 +258,6 @@ def test_offers_of_many_workers_are_kept_longer(broker: Broker) -> None:
     assert broker.workers._offers_until >= began + 2.5  # a busy machine only makes it later
 
 
-def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: Redis) -> None:
-    at = time.strftime("%Y%m%d-%H%M%S", time.gmtime(broker.connection.now_ms() / 1000))
-    raw.zadd(keys.JOBS, {f"{at}-{number:010x}": 1_000_000 + number for number in range(12_000)})
-    job_id = new_job(broker, chunks=1)
-    raw.config_resetstat()
-    assert broker.jobs.resolve(job_id[-9:]) == job_id
-    assert calls(raw, "zscan") <= 20
-    assert calls(raw, "zrange") == 0
-
-
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "600"])

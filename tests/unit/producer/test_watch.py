@@ -200,18 +200,6 @@ def test_what_keeps_a_job_from_its_end_stands_below_it(facts: dict[str, Any], st
     assert bool(below) is bool(note)
 
 
-def test_what_others_wrote_can_not_steer_the_terminal() -> None:
-    evil = "evil\x1b]0;owned\x07\r\nline"
-    seen = overview(
-        [busy(worker(0, host=evil))],
-        gone=[gone(1, evil)],
-        queues=[QueueState("cpu", evil, 1, 1.0, 0)],
-        active=[pace(job(trouble=evil, model=evil))],
-    )
-    text = "".join(line.plain for line in overview_lines(seen, 200))
-    assert all(character.isprintable() for character in text)
-
-
 def test_a_rate_is_taken_over_the_last_seconds() -> None:
     rate = Rate()
     assert rate.add(0, 0, 0) is None
