@@ -25,11 +25,11 @@ from embedctl.corpus.rows import Rows, records_of
 from embedctl.jobs.enqueue import submit
 from embedctl.jobs.estimate import estimate
 from embedctl.jobs.offered import MAX_DIMENSIONS
-from embedctl.jobs.options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, SubmitOptions
+from embedctl.jobs.options import SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import ServedModel, workers
 from embedctl_config import keys, wire
-from embedctl_config.settings import MAX_CHUNK_RECORDS, Settings
+from embedctl_config.settings import Settings
 from tests.support.store import DIM, MINE, members, row, take_all, work
 
 TEXTS = [f"text {number}" for number in range(10)]
@@ -113,26 +113,11 @@ def test_half_a_job_is_resumed_alike(settings: Settings, broker: Broker, raw: Re
     ("option", "message"),
     [
         ({"chunk_size": 0}, "chunk_size"),
-        ({"chunk_size": "2"}, "chunk_size '2' is not a whole number"),
-        ({"chunk_size": True}, "chunk_size True is not a whole number"),
-        ({"ttl": 0.5}, "ttl"),
-        ({"ttl": "60"}, "ttl '60' is not between"),
-        ({"long": "truncate"}, "truncate"),
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": 2.5}, "dimensions"),
-        ({"model": "a b"}, "a b"),
+        ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is not a whole number between 1 and 65536"),
         ({"hardware": "gpux"}, "gpux"),
         ({"precision": "fp8"}, "fp8"),
-        ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is not a whole number between 1 and 65536"),
-        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is not a whole number between 1 and 16384"),
-        ({"prompt": "x" * (MAX_PROMPT_BYTES + 1)}, "prompt is 16,385 bytes long, and the maximum is 16,384"),
-        ({"prompt": "\ud800"}, "prompt is not valid UTF-8"),
-        ({"idempotency_key": "x" * (MAX_KEY_BYTES + 1)}, "idempotency_key is 65,537 bytes long"),
-        ({"idempotency_key": "\udcff"}, "idempotency_key is not valid UTF-8"),
-        ({"idempotency_key": ""}, "idempotency_key is empty"),
-        ({"idempotency_key": 7}, "idempotency_key is a number, not a string"),
-        ({"prompt": ["a"]}, "prompt is a list, not a string"),
-        ({"max_errors": 2.5}, "max_errors 2.5 is neither"),
     ],
 )
 def test_wrong_options_are_refused(settings: Settings, raw: Redis, option: dict[str, Any], message: str) -> None:

@@ -16,7 +16,8 @@ from embedctl.cli.destination import DatabaseUrl
 from embedctl.cli.job_command import _prompt, _unique_ids_taken_from
 from embedctl.cli.run import run
 from embedctl.cli.submit import submit
-from embedctl.jobs.options import JobOptions, SubmitOptions
+from embedctl.jobs.options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, SubmitOptions
+from embedctl_config.settings import MAX_CHUNK_RECORDS
 from tests.support.memory_destination import take_memo
 from tests.support.packages import need
 
@@ -114,10 +115,21 @@ def test_an_unknown_option_is_named() -> None:
         ({"keep": [f"f{i}" for i in range(33)]}, "33 fields, and the maximum is 32"),
         ({"model": ""}, "model name ''"),
         ({"long": "up"}, "long 'up' is none of cut, cut-left, cut-right, error, mean"),
-        ({"ttl": 0}, "ttl 0 is not between 1 and"),
+        ({"ttl": 0.5}, "ttl 0.5 is not between 1 and"),
+        ({"ttl": "60"}, "ttl '60' is not between"),
         ({"ttl": True}, "ttl True is not between"),
+        ({"chunk_size": "2"}, "chunk_size '2' is not a whole number"),
+        ({"chunk_size": True}, "chunk_size True is not a whole number"),
         ({"chunk_size": 1.5}, "chunk_size 1.5 is not a whole number"),
+        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is not a whole number between 1 and 16384"),
+        ({"max_errors": 2.5}, "max_errors 2.5 is neither"),
+        ({"prompt": ["a"]}, "prompt is a list, not a string"),
+        ({"prompt": "\ud800"}, "prompt is not valid UTF-8"),
+        ({"prompt": "x" * (MAX_PROMPT_BYTES + 1)}, "prompt is 16,385 bytes long, and the maximum is 16,384"),
         ({"idempotency_key": ""}, "idempotency_key is empty"),
+        ({"idempotency_key": 7}, "idempotency_key is a number, not a string"),
+        ({"idempotency_key": "\udcff"}, "idempotency_key is not valid UTF-8"),
+        ({"idempotency_key": "x" * (MAX_KEY_BYTES + 1)}, "idempotency_key is 65,537 bytes long"),
         ({"keep": ["tokens"], "count_tokens": True}, "the number of tokens"),
         ({"keep": ["text_sha256"], "digests": True}, "the digest of a text"),
     ],
