@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embedctl.cli import main
 from embedctl.corpus import unique
@@ -163,30 +165,19 @@ def test_equal_ids_are_refused_by_name_of_their_positions() -> None:
         decided(chunks(["a", "b"], ["a", "b"]), 4, Duplicates.ERROR)
 
 
-@pytest.mark.parametrize(("which", "expected"), [(Duplicates.FIRST, [2, 3, 5]), (Duplicates.LAST, [0, 1, 3])])
 @pytest.mark.parametrize("held", [2, 3, 1000])
-def test_all_but_one_of_equal_ids_are_left_out(
-    which: Duplicates, expected: list[int], held: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("which", [Duplicates.FIRST, Duplicates.LAST])
+@given(st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=7), max_size=9))
+def test_all_but_one_of_equal_ids_are_left_out(which: Duplicates, held: int, parts: list[list[str]]) -> None:
     """Also if the ids do not fit into memory."""
-    monkeypatch.setattr(unique, "_HELD", held)
-    left_out = decided(chunks(["a", "b", "a"], ["b", "c", "b"], ["d", "e"]), 8, which)
-    assert np.flatnonzero(left_out.among(np.arange(8))).tolist() == expected
-    assert left_out.count == 3
-
-
-def test_many_ids_and_many_equal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unique, "_HELD", 700)
-    random = np.random.default_rng(1)
-    labels = [f"r{number}" for number in random.integers(0, 3000, 10_000)]
-    parts = [labels[at : at + 97] for at in range(0, len(labels), 97)]
-    for which in (Duplicates.FIRST, Duplicates.LAST):
-        left_out = decided(chunks(*parts), len(labels), which).among(np.arange(len(labels)))
-        places = range(len(labels)) if which is Duplicates.FIRST else range(len(labels) - 1, -1, -1)
-        seen: set[str] = set()
-        for position in places:
-            assert left_out[position] == (labels[position] in seen)
-            seen.add(labels[position])
+    labels = list(enumerate(label for part in parts for label in part))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unique, "_HELD", held)
+        left_out = decided(chunks(*parts), len(labels), which)
+    kept = {label: at for at, label in (labels if which is Duplicates.LAST else reversed(labels))}
+    expected = [at for at, label in labels if kept[label] != at]
+    assert np.flatnonzero(left_out.among(np.arange(len(labels)))).tolist() == expected
+    assert left_out.count == len(expected)
 
 
 def test_a_failed_record_needs_no_id_and_takes_none_away() -> None:
