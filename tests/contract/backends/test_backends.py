@@ -308,9 +308,27 @@ def test_an_unknown_backend_is_refused_with_a_hint() -> None:
         load_backend("torhc", MODEL, entry=None, host=HOST, options={})
 
 
-def test_an_option_that_a_backend_does_not_know_is_refused_by_name() -> None:
-    with pytest.raises(SettingsError, match=r"no option dims; known: dim, max_tokens, .*seed"):
-        load_backend("dummy", "dummy", entry=None, host=HOST, options={"dims": 3})
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        ("dummy", {"dims": 3}, "no option dims; known: dim, max_tokens, .*seed"),
+        ("torch", {"products": "amx"}, "products 'amx' of backend torch is neither auto nor plain"),
+        ("onnx", {"provider": "rocm"}, "provider 'rocm' of backend onnx is none of cpu, cuda"),
+        ("onnx", {"provider": True}, "provider True of backend onnx is none of cpu, cuda"),
+        ("tensorrt", {"dtype": "int8"}, "dtype 'int8' of backend tensorrt is none of auto, fp16, bf16, fp32"),
+        ("tensorrt", {"batch_tokens": 63}, "batch_tokens 63 of backend tensorrt is not a whole number from 64 to"),
+        ("tensorrt", {"batch_tokens": True}, "batch_tokens True"),
+        ("neuron", {"buckets": "32;64"}, "option buckets of backend neuron: '32;64' is"),
+        ("neuron", {"buckets": "1,32"}, "option buckets of backend neuron: '1,32' is"),
+        ("neuron", {"buckets": True}, "option buckets of backend neuron: True is"),
+        ("neuron", {"batch": 0}, "option batch of backend neuron: 0 is"),
+        ("neuron", {"batch": "16"}, "option batch of backend neuron: '16' is"),
+        ("neuron", {"auto_cast": "fp16"}, "option auto_cast of backend neuron: 'fp16' is"),
+    ],
+)
+def test_a_wrong_option_is_named(backend: str, options: dict[str, Any], message: str, entry: ModelEntry) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_backend(backend, "small", entry=entry, host=HOST, options=options)
 
 
 def test_a_backend_whose_extra_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def vectors_of(folder: Path, texts: Sequence[str] = TEXTS, batch_size: int = 8) 
 
 def assert_same(backend: Backend, expected: Vectors, texts: Sequence[str] = TEXTS) -> None:
     assert backend.dim == expected.shape[1]
-    np.testing.assert_allclose(encode(backend, texts, normalize=False).vectors, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(encode(backend, texts, normalize=False).vectors, expected, rtol=1e-6, atol=1e-5)
 
 
 CHAINS: dict[str, Modules] = {
@@ -68,8 +68,6 @@ CHAINS: dict[str, Modules] = {
     "Dense with Tanh": [pooling("mean"), dense(32, 12, "Tanh", bias=True)],
     "Dense with GELU": [pooling("mean"), dense(32, 40, "GELU", bias=True)],
     "two Dense, and Normalize twice": [pooling("mean"), NORMALIZE, dense(32, 48), dense(48, 12, "Tanh"), NORMALIZE],
-    "LayerNorm": [pooling("mean"), ("LayerNorm", {"dimension": 32}), NORMALIZE],
-    "Dropout": [pooling("mean"), ("Dropout", {"dropout": 0.5})],
     "Dense of each token": [
         ("Dense", {**dense(32, 16)[1], "module_input_name": "token_embeddings"}),
         pooling("mean", size=16),
@@ -88,13 +86,6 @@ def test_modules_are_those_of_sentence_transformers(family: Family, chain: str, 
     backend = load(folder)
     assert_same(backend, vectors_of(folder))
     assert facts_of(folder).dimensions == backend.dim
-
-
-def test_layers_that_are_weighted_and_summed(folder: Path, load: Load) -> None:
-    edit(folder, output_hidden_states=True)
-    layers = {"word_embedding_dimension": 32, "layer_start": 1, "num_hidden_layers": 2}
-    write_modules(folder, [("WeightedLayerPooling", layers), pooling("mean")])
-    assert_same(load(folder), vectors_of(folder))
 
 
 @pytest.mark.parametrize(("family", "stored"), [("bert", "float16"), ("gemma", "bfloat16")])
@@ -247,9 +238,9 @@ def test_every_module_is_equal_or_refused(name: str, folder: Path, tmp_path: Pat
     if why_not:
         refused(tmp_path / "saved", load, why_not)
         return
-    expected = sentence_transformer(tmp_path / "saved").encode(TEXTS, normalize_embeddings=True)
-    found = encode(load(tmp_path / "saved"), TEXTS, normalize=True).vectors
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    backend = load(tmp_path / "saved")
+    assert_same(backend, vectors_of(tmp_path / "saved"))
+    assert facts_of(tmp_path / "saved").dimensions == backend.dim
 
 
 def test_a_reranker_is_told_by_what_sentence_transformers_saves(folder: Path, tmp_path: Path, load: Load) -> None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -123,10 +123,6 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Load, file
         close_to(encode(backend, texts, prompt=prompt, normalize=False).vectors, by_torch(folder, texts, prompt=prompt))
     close_to(encode(backend, texts, normalize=True).vectors, by_torch(folder, texts, normalize_embeddings=True))
     backend.close()
-
-
-def finished(backend: NeuronBackend, tokens: Any, rows: Sequence[int]) -> Vectors:
-    return backend.finish(backend.forward(tokens, np.array(rows)), normalize=False)
 
 
 def test_a_text_of_any_length_runs_in_the_shortest_bucket_that_holds_it(load: Load, files_of: FilesOf) -> None:

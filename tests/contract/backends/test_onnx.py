@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
+from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, WorkerError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends.onnx import export, recipe
 from embedctl_workers.backends.onnx.backend import OnnxBackend
@@ -278,12 +278,6 @@ def test_a_wheel_without_the_provider_is_refused(files: ModelFiles, host: Host) 
         WorkerError, match=f"has no {CUDA}: pip uninstall onnxruntime, then pip install onnxruntime-gpu"
     ):
         load(files, host, provider="cuda")
-
-
-@pytest.mark.parametrize("provider", ["rocm", True])
-def test_the_provider_is_checked(provider: object, files: ModelFiles, host: Host) -> None:
-    with pytest.raises(SettingsError, match=f"provider {provider!r} of backend onnx is none of cpu, cuda"):
-        OnnxBackend.load("tiny", ModelEntry(str(files.folder)), host, {"provider": provider})
 
 
 @pytest.mark.parametrize(

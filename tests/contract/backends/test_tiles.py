@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from embedctl_config import cpu
-from embedctl_config.errors import ModelError, SettingsError
+from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
@@ -395,11 +395,6 @@ def assert_near(backend: Backend, folder: Path, texts: list[str], error: float |
     assert (found * expected).sum(1).min() > 0.999
     assert error is None or abs(found - expected).max() < error
     return found
-
-
-def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: MakeModel) -> None:
-    with pytest.raises(SettingsError, match="products 'amx' of backend torch is neither auto nor plain"):
-        _loaded("torch", host, tiny_model(Tiny()), products="amx")
 
 
 @pytest.mark.parametrize(
