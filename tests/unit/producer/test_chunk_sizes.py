@@ -1,8 +1,9 @@
-"""How much a job's chunks hold: two seconds' work, and a part for each live worker."""
+"""A job's chunks are all records, in order, within both bounds: two seconds' work, and a part for each live worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from embedctl.queueing.chunk_sizes import (
     groups_of,
     size_of,
 )
-from embedctl_config.wire import RecordKind
+from embedctl_config.wire import ChunkInput, RecordKind
 
 #: The limits of a job by the default settings.
 LIMIT = 512 * 1024
@@ -136,3 +137,41 @@ def test_records_read_ahead_keep_their_places(records: list[Record], rows: int, 
     ends = [sum(map(size_of, records[: at + 1])) for at in range(len(records))]
     chunks = [sum(map(size_of, chunk)) for chunk in groups_of(records, max_rows=rows, max_bytes=limit)]
     assert chunk_sizes._chunks(ends, rows, limit) == chunks
+
+
+def _records(kept: st.SearchStrategy[bytes | None]) -> st.SearchStrategy[list[Record]]:
+    ids = st.none() | st.text("abc", min_size=1, max_size=3)
+    record = st.builds(Record, st.sampled_from(RecordKind), st.binary(max_size=40), ids, kept, own=st.none())
+    return st.lists(record, max_size=40)
+
+
+#: All records of a job have kept fields, or none has.
+RECORDS = _records(st.none()) | _records(st.binary(min_size=2, max_size=40))
+ROWS = st.integers(1, 10)
+BYTES = st.integers(1, 100)
+
+
+def records_in(chunk: ChunkInput) -> list[Record]:
+    ids = chunk.ids or [None] * len(chunk)
+    kept: Sequence[bytes | None] = chunk.kept or [None] * len(chunk)
+    return [
+        Record(RecordKind(kind), text, label, fields)
+        for kind, text, label, fields in zip(chunk.kinds, chunk.texts, ids, kept, strict=True)
+    ]
+
+
+def bytes_in(chunk: ChunkInput) -> int:
+    return sum(map(len, [*chunk.texts, *(chunk.kept or ())]))
+
+
+@given(RECORDS, ROWS, BYTES)
+def test_joined_chunks_are_the_records_and_end_where_a_bound_asks(records: list[Record], rows: int, size: int) -> None:
+    chunks = list(chunks_of(iter(records), max_rows=rows, max_bytes=size))
+    assert list(chain.from_iterable(map(records_in, chunks))) == records
+    assert [chunk.first for chunk in chunks] == [sum(map(len, chunks[:at])) for at in range(len(chunks))]
+    assert all(chunk.positions is None for chunk in chunks)
+    for chunk in chunks:
+        assert 1 <= len(chunk) <= rows
+        assert bytes_in(chunk) <= size or len(chunk) == 1
+    for chunk, following in pairwise(chunks):
+        assert len(chunk) == rows or bytes_in(chunk) + bytes_in(following.select([0])) > size

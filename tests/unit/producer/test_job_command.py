@@ -16,7 +16,7 @@ from embedctl.cli.destination import DatabaseUrl
 from embedctl.cli.job_command import _prompt, _unique_ids_taken_from
 from embedctl.cli.run import run
 from embedctl.cli.submit import submit
-from embedctl.jobs.options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, SubmitOptions
+from embedctl.jobs.options import MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, SubmitOptions, parse_budget
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 from tests.support.memory_destination import take_memo
 from tests.support.packages import need
@@ -137,6 +137,28 @@ def test_an_unknown_option_is_named() -> None:
 def test_options_are_checked_before_anything_else(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         SubmitOptions.of(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "budget"),
+    [
+        (None, (None, None)),
+        (0, (0, None)),
+        (100, (100, None)),
+        ("100", (100, None)),
+        ("1%", (None, 0.01)),
+        ("0%", (None, 0.0)),
+        ("100%", (None, 1.0)),
+    ],
+)
+def test_a_budget_is_a_number_or_a_share(given: int | str | None, budget: tuple[int | None, float | None]) -> None:
+    assert parse_budget(given) == budget
+
+
+@pytest.mark.parametrize("given", [-1, "-1", "", "many", "101%", "-1%", "%", "nan%", 0.01, True])
+def test_what_is_neither_is_refused_with_both_forms(given: int | str) -> None:
+    with pytest.raises(SettingsError, match=r"max_errors .* such as 100 nor a share such as 1%"):
+        parse_budget(given)
 
 
 @pytest.mark.parametrize(
