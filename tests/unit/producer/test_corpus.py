@@ -40,21 +40,6 @@ def test_blank_lines_in_jsonl_count_for_nothing_but_line_numbers(tmp_path: Path)
         read(tmp_path, b'\n{"text": "a"}\n\nnope\n')
 
 
-def test_invalid_utf8_costs_one_record_in_either_format(tmp_path: Path) -> None:
-    bad, good = read(tmp_path, b"caf\xe9\nok\n", ".txt")
-    assert bad == Record(INVALID, b"caf\xe9")
-    assert good == Record(TEXT, b"ok")
-    bad, good = read(tmp_path, b'{"text": "caf\xe9", "id": 1}\n{"text": "ok", "id": 2}\n')
-    assert (bad.kind, bad.id) == (INVALID, 1)
-    assert good == Record(TEXT, b"ok", 2)
-
-
-def test_a_lone_surrogate_costs_one_record(tmp_path: Path) -> None:
-    bad, good = read(tmp_path, b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n')
-    assert bad.kind is INVALID
-    assert good == Record(TEXT, "\N{GRINNING FACE}".encode())
-
-
 @pytest.mark.parametrize(
     ("value", "kind"),
     [("7", b"int"), ("1.5", b"float"), ("null", b"NoneType"), ("true", b"bool"), ("[1]", b"list"), ("{}", b"dict")],

@@ -70,13 +70,27 @@ def test_wide_characters_without_a_mark_are_read_if_they_are_named(corpus: Make,
         texts(corpus("c.txt", text.encode(encoding)))
 
 
-def test_what_is_no_character_costs_its_record_alone(corpus: Make) -> None:
-    lone = "a\n\ud800\nb\n".encode("utf-16-le", "surrogatepass")
-    found = [record.kind for record in corpus("c.txt", lone, "encoding=utf-16-le").records()]
-    assert found == [0, RecordKind.INVALID_UTF8, 0]
-    undefined = b"text\na\n\x81\nb\n"
-    found = [record.kind for record in corpus("c.csv", undefined, "encoding=cp1252").records()]
-    assert found == [0, RecordKind.INVALID_UTF8, 0]
+@pytest.mark.parametrize(
+    ("name", "content", "encoding", "invalid"),
+    [
+        ("c.txt", b"a\ncaf\xe9\nb\n", "", b"caf\xe9"),
+        ("c.jsonl", b'{"text": "a"}\n{"text": "caf\xe9", "id": 1}\n{"text": "b"}\n', "", b"caf\xe9"),
+        ("c.jsonl", b'{"text": "a"}\n{"text": "\\ud800", "id": 1}\n{"text": "b"}\n', "", b"\xed\xa0\x80"),
+        ("c.json", b'["a", {"text": "caf\xe9", "id": 1}, "b"]', "", b"caf\xe9"),
+        ("c.json", b'["a", {"text": "\\ud800", "id": 1}, "b"]', "", b"\xed\xa0\x80"),
+        ("c.txt", "a\n\ud800\nb\n".encode("utf-16-le", "surrogatepass"), "encoding=utf-16-le", b"\xed\xa0\x80"),
+        ("c.csv", b"text\na\n\x81\nb\n", "encoding=cp1252", b"\x81"),
+    ],
+)
+def test_what_is_no_character_costs_its_record_alone(
+    corpus: Make, name: str, content: bytes, encoding: str, invalid: bytes
+) -> None:
+    label = 1 if b'"id"' in content else None
+    assert list(corpus(name, content, encoding).records()) == [
+        Record(RecordKind.TEXT, b"a"),
+        Record(RecordKind.INVALID_UTF8, invalid, label),
+        Record(RecordKind.TEXT, b"b"),
+    ]
 
 
 def test_a_file_that_ends_within_a_character_is_refused(corpus: Make) -> None:

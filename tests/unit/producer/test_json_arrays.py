@@ -22,7 +22,7 @@ from embedctl.corpus.rows import Rows
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
-TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
+TEXT, NOT_TEXT, _, OVERSIZE = RecordKind
 
 
 def read(folder: Path, content: bytes, name: str = "c.json", **options: Any) -> list[Record]:
@@ -131,12 +131,6 @@ def test_a_bad_element_is_named_and_can_be_skipped(tmp_path: Path, element: byte
     skipped: list[tuple[str, int]] = []
     assert list(corpus.records(lambda error, position: skipped.append((str(error), position)))) == texts("a", "b")
     assert [position for _, position in skipped] == [1]
-
-
-def test_invalid_utf8_and_lone_surrogates_cost_one_record(tmp_path: Path) -> None:
-    found = read(tmp_path, b'["caf\xe9", "a\\ud800b", {"text": "ok", "id": "x"}]')
-    assert [record.kind for record in found] == [INVALID, INVALID, TEXT]
-    assert found[0].text == b"caf\xe9"
 
 
 def test_a_huge_number_costs_nothing_but_its_own_record(tmp_path: Path) -> None:
