@@ -135,17 +135,6 @@ def lists(raw: Redis) -> list[bytes]:
     return [key for kind in ("flows", "left", "wait") for key in raw.scan_iter(match=keys.turns(f"{kind}:*"))]
 
 
-def test_a_worker_names_its_lists_again_that_redis_lost_the_names_of(broker: Broker, raw: Redis) -> None:
-    new_job(broker, 2)
-    broker.workers.beat(row())
-    raw.delete(keys.turns(f"kinds:{QUEUE}"), QUEUE)
-    assert take(broker) is None
-    broker.jobs.ring("fp32", {QUEUE: MINE})
-    assert raw.llen(QUEUE) == 1
-    assert take_all(broker) == [0, 1]
-    assert not lists(raw)
-
-
 @pytest.mark.parametrize("first", [None, 1, 0], ids=["lease", "claim", "first claim"])
 @pytest.mark.parametrize("lost", ["flows", "kinds"])
 def test_a_result_that_redis_has_no_claim_of_leaves_no_list_that_nobody_comes_by(
