@@ -85,7 +85,6 @@ def test_the_next_start_gives_the_same_vectors_without_sentence_transformers(
     np.testing.assert_allclose(expected, theirs, rtol=0, atol=1e-5)
 
 
-#: Int8 has one kind of products, so nothing is chosen, and torch's are not measured.
 _WITHOUT_TORCH = """
 import sys
 from pathlib import Path
@@ -106,8 +105,10 @@ def imported(*arguments: str) -> str:
 
 @pytest.mark.needs("compiler")
 @pytest.mark.needs("avx2")
-def test_a_kept_model_encodes_without_an_import_of_torch(tmp_path: Path) -> None:
-    assert imported("int8", "all-MiniLM-L6-v2", str(tmp_path / "cache")) == "[]"
+@pytest.mark.parametrize("backend", ["torch", "int8"])
+def test_a_kept_model_encodes_without_an_import_of_torch(backend: str, tmp_path: Path) -> None:
+    """Nor is it imported to choose its products, of which there is one kind with AVX2."""
+    assert imported(backend, "all-MiniLM-L6-v2", str(tmp_path / "cache")) == "[]"
 
 
 @pytest.mark.parametrize(

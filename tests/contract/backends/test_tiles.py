@@ -24,6 +24,7 @@ from embedctl_workers.backends.base import Backend
 from embedctl_workers.backends.torch.packed import choosing, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.choosing import Chooser
+from embedctl_workers.backends.torch.packed.fused import FusedLayer
 from embedctl_workers.backends.torch.packed.inputs import Texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, by_heads
@@ -287,6 +288,22 @@ class TestChoice:
         monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
         self._looks_fast(monkeypatch, lambda name: "AMX" not in name)
         assert "AMX" not in self._chosen(Chooser.fp32, host).name
+
+    @pytest.mark.needs("avx2")
+    def test_torchs_are_not_compared_where_ours_are_known_to_be_faster(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(choosing, "cpu_flags", lambda: choosing.OURS_FASTER)
+        assert self._chosen(Chooser.fp32, host).chosen == "compiled kernels, own products"
+
+    @pytest.mark.needs("avx2")
+    def test_torchs_serve_where_ours_compute_wrongly(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(choosing, "cpu_flags", lambda: choosing.OURS_FASTER)
+        monkeypatch.setattr(FusedLayer, "__call__", lambda self, x, texts, buffers: None)
+        assert self._chosen(Chooser.fp32, host).name == "compiled kernels, BLAS"
+        assert "own products is not used, because it computes wrongly" in caplog.text
 
     @pytest.mark.needs("bf16")
     def test_attention_on_tiles_serves_beside_onednn(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

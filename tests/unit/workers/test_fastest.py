@@ -56,6 +56,12 @@ def test_who_is_far_behind_is_out_and_the_close_ones_go_on() -> None:
     assert len(made.order) == 2 * (1 + ROUNDS)
 
 
+def test_one_alone_is_compared_with_nobody() -> None:
+    made = Made()
+    assert fastest({"a": [made.run("a", then=1.0).__next__]}) == Choice("a", {"a": 1.0})
+    assert made.order == "aa"
+
+
 @pytest.mark.parametrize(("again", "name"), [(0.5, "b"), (1.0, "a")])
 def test_another_than_the_preferred_one_must_win_twice(again: float, name: str) -> None:
     made = Made()

@@ -66,6 +66,7 @@ def _series(candidates: Mapping[str, Sequence[Run]]) -> Choice:
     The order changes each round, because caches favour the next one.
     """
     left = list(candidates)
+    rounds = ROUNDS if len(left) > 1 else 1  # one alone is compared with nobody
     least = {name: [float("inf")] * len(runs) for name, runs in candidates.items()}
     seconds: dict[str, float] = {}
     for turn in range(1 + MOST_ROUNDS):
@@ -73,8 +74,8 @@ def _series(candidates: Mapping[str, Sequence[Run]]) -> Choice:
             times = [run() for run in candidates[name]]
             least[name] = [*map(min, least[name], times)] if turn else least[name]
         seconds = {name: sum(each) for name, each in least.items()}
-        if turn >= ROUNDS:
+        if turn >= rounds:
             left = [name for name in left if seconds[name] <= min(seconds.values()) * _OUT]
-        if len(left) == 1 and turn >= ROUNDS:
+        if len(left) == 1 and turn >= rounds:
             break
     return Choice.among(seconds)
