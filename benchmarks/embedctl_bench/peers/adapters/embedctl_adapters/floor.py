@@ -17,7 +17,7 @@ import torch
 
 from embedctl_workers.models.fastest import fastest, timed
 
-from .products import PRODUCTS, CpuProduct, missing
+from .products import PRODUCTS, CpuProduct, check
 from .serving import Answer, Vectors
 from .shape import EncoderShape, shape_of
 from .tokens import TokenCounter
@@ -38,13 +38,10 @@ class FloorAdapter:
     def __init__(
         self, model: Path, threads: int, product: str, budget: int, kind: str = "fp32", *, attention: bool = False
     ) -> None:
-        if why := missing(kind):
-            raise RuntimeError(why)
+        check(kind)
         torch.set_num_threads(threads)
         self.computes = kind
         size = shape_of(model)
-        if size is None:
-            raise RuntimeError("the model is of an unknown shape")
         hidden, inner = size.hidden, size.inner
         shapes = [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]
         way = PRODUCTS[kind][product]
@@ -108,16 +105,13 @@ class MatrixAdapter:
     """
 
     def __init__(self, model: Path, threads: int) -> None:
-        size = shape_of(model)
-        if size is None:
-            raise RuntimeError("the model is of an unknown shape")
         # NVIDIA's GPUs before Ampere do not multiply in bf16 in hardware.
         has_bf16 = torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)
         kind = torch.bfloat16 if has_bf16 else torch.float16
         # Random values: with zeros, a GPU draws less power and is faster.
         weight, x = (torch.randn(_ON_GPU, _ON_GPU, device="cuda", dtype=kind) for _ in range(2))
         self._multiply = partial(torch.mm, x, weight, out=torch.empty_like(x))
-        self._shape = size
+        self._shape = shape_of(model)
         self._counter = TokenCounter(model)
 
     def encode(self, texts: Sequence[str]) -> Answer:

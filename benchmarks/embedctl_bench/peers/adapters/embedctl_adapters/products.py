@@ -22,22 +22,20 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class CpuProduct:
-    """One way of multiplying; `name` is that of the library's product, for people.
+    """One way of multiplying.
 
     `source` makes random rows × inputs, in the type that it takes. `prepare` makes a product with a random weight,
     outputs × inputs, laid out for a number of rows.
     """
 
-    name: str
     source: Callable[[int, int], torch.Tensor]
     prepare: Callable[[int, int, int], Multiply]
 
 
-def missing(kind: str) -> str:
-    """Why this CPU has no product of a kind; empty if it has."""
+def check(kind: str) -> None:
+    """RuntimeError if this CPU has no product of a kind."""
     if kind == "bf16" and not _BF16 & cpu_flags():
-        return "this CPU has no instructions for bf16"
-    return ""
+        raise RuntimeError("this CPU has no instructions for bf16")
 
 
 def _random(kind: torch.dtype, rows: int, width: int) -> torch.Tensor:
@@ -82,8 +80,8 @@ def _prepacked_int8(outputs: int, inputs: int, rows: int) -> Multiply:
 def _of(kind: torch.dtype) -> dict[str, CpuProduct]:
     source = partial(_random, kind)
     return {
-        "mm": CpuProduct("mm", source, partial(_mm, kind)),
-        "prepacked": CpuProduct("oneDNN", source, partial(_prepacked, kind)),
+        "mm": CpuProduct(source, partial(_mm, kind)),
+        "prepacked": CpuProduct(source, partial(_prepacked, kind)),
     }
 
 
@@ -92,7 +90,7 @@ PRODUCTS: Mapping[str, Mapping[str, CpuProduct]] = {
     "fp32": _of(torch.float32),
     "bf16": _of(torch.bfloat16),
     "int8": {
-        "mm": CpuProduct("_int_mm", partial(_random, torch.int8), partial(_mm, torch.int8)),
-        "prepacked": CpuProduct("oneDNN", partial(_random, torch.uint8), _prepacked_int8),
+        "mm": CpuProduct(partial(_random, torch.int8), partial(_mm, torch.int8)),
+        "prepacked": CpuProduct(partial(_random, torch.uint8), _prepacked_int8),
     },
 }

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -42,22 +41,9 @@ class EncoderShape:
         return float(weights * tokens.sum() + 4 * self.layers * self.hidden * (tokens**2).sum())
 
 
-def shape_of(folder: Path) -> EncoderShape | None:
-    """The shape of the model in a folder; None if its architecture is unknown here."""
-    config = _config(folder)
-    names = _KNOWN.get(str(config.get("model_type")))
-    if names is None or any(not isinstance(config.get(name), int) for name in names):
-        return None
-    return EncoderShape(*(int(config[name]) for name in names))
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The transformer's configuration, from the folder or that of the model's first module; empty if there is none."""
-    for path in (folder / "config.json", *sorted(folder.glob("0_*/config.json"))):
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(config, dict):
-            return config
-    return {}
+def shape_of(folder: Path) -> EncoderShape:
+    """The shape of the model in a folder; RuntimeError if its architecture is unknown here."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") not in _KNOWN:
+        raise RuntimeError("the model is of an unknown shape")
+    return EncoderShape(*(config[name] for name in _KNOWN[config["model_type"]]))
