@@ -26,8 +26,7 @@ from embedctl_bench.report import grid
 
 #: Module → its probes. Only that of the probe is imported, because others need torch.
 PROBES: Mapping[str, Sequence[str]] = {
-    "jobs": ("redis_calls", "recovery", "submit_rate", "submit_latency", "small_jobs"),
-    "outputs": ("drain",),
+    "jobs": ("redis_calls", "recovery", "submit_rate", "submit_latency", "small_jobs", "drain"),
     "destinations": ("destinations",),
     "sync_scale": ("sync_scale",),
     "turns": ("cost_of_turns",),
@@ -37,10 +36,7 @@ PROBES: Mapping[str, Sequence[str]] = {
     "gateway_load": ("gateway_connections", "gateway_batches", "gateway_files"),
     "poison": ("poison",),
     "accuracy": ("accuracy",),
-    "engine_profile": ("engine_profile",),
-    "pipeline_cost": ("pipeline_cost",),
-    "engines_by_cpu": ("engines_by_cpu",),
-    "choices": ("choices",),
+    "engine": ("engine_profile", "pipeline_cost", "engines_by_cpu", "choices"),
     "other_outputs": ("other_outputs", "agreement"),
 }
 _MODULES = {name: module for module, names in PROBES.items() for name in names}
