@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,23 @@ from typing import Any
 
 import psutil
 
-from embedctl.operating.local import local_worker, private_redis
-from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
+from embedctl.operating.local import local_worker
+from embedctl.queueing.broker import Broker
+from embedctl.store.scripts import script_source
+from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import configured_redis
 from embedctl_bench.peers.child import ChildProcess
 from embedctl_config.cpu import cpu_name
-from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
+from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 
 #: What a probe has measured, by names that tell the unit.
 Figures = dict[str, float]
 ROOT = Path(__file__).parents[2]
+#: Scripts of jobs, and their names by the digests that Redis knows them by.
+SCRIPTS = ("create", "add", "hold", "seal", "next", "ring", "complete", "renew", "reap", "audit", "settle")
+_NAMES = {hashlib.sha1(script_source(name).encode()).hexdigest(): name for name in SCRIPTS}  # noqa: S324
+#: The size of Redis' own list of slow commands.
+_LISTED = 100_000
 #: The class of the workers without a model, and the model's name.
 DUMMY = "dummy"
 
@@ -61,15 +69,11 @@ def service(
     """A private Redis, and workers that take so long for a batch of at most so many tokens. Its configuration, with
     more of it, is this process's, and its children's."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ec-")))
         dummy: dict[str, Any] = {"backend": "dummy", "options": {"dim": dim, "seconds_per_batch": seconds_per_batch}}
         if token_budget:
             dummy["token_budget"] = token_budget
-        file = folder / "embedctl.toml"
-        file.write_text(toml({**config, "classes": {DUMMY: dummy, **(classes or {})}}), encoding="utf-8")
-        os.environ["EMBEDCTL_CONFIG"] = str(file)
-        plain = load_settings(model=DUMMY, hardware=DUMMY)
-        made = Service(stack.enter_context(private_redis(plain, folder))[0], folder)
+        configured = {**config, "classes": {DUMMY: dummy, **(classes or {})}}
+        made = Service(*stack.enter_context(configured_redis(configured, model=DUMMY, hardware=DUMMY)))
         for number in range(workers):
             stack.enter_context(made.worker(f"worker-{number}"))
         yield made
@@ -92,6 +96,7 @@ def sides(script: str, other: Path | None) -> Iterator[dict[str, ChildProcess]]:
             if not (parts[0] / "embedctl").is_dir():
                 sys.exit(f"{checkout} is no checkout of embedctl")
             variables = {"PYTHONPATH": os.pathsep.join(map(str, [*parts, ROOT / "benchmarks", ROOT]))}
+            variables[SPIN_VARIABLE] = SPINS  # as in a worker: idle threads of an engine would take CPU time
             # -P: nothing in the working directory comes before these.
             command = [sys.executable, "-P", "-m", script, "--serve"]
             found[name] = ChildProcess(command, variables, ROOT / "build" / "probes" / f"{name}.log")
@@ -104,6 +109,23 @@ def machine_line() -> str:
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     cpus = len(os.sched_getaffinity(0))
     return f"{cpu_name()}, {cpus} of {os.cpu_count()} CPUs, Python {platform.python_version()}, load {load}"
+
+
+@contextmanager
+def slow_log(broker: Broker, longer_us: int) -> Iterator[Mapping[str, Sequence[float]]]:
+    """How long (µs) each command and script took in Redis that is run in the block and takes longer than `longer_us`,
+    by name, when it has ended. Only one such block at a time."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    with broker.connection.client() as client:
+        client.config_set("slowlog-max-len", _LISTED)
+        client.config_set("slowlog-log-slower-than", longer_us)
+        client.slowlog_reset()
+        yield found
+        client.config_set("slowlog-log-slower-than", -1)
+        for each in client.slowlog_get(_LISTED):
+            command, *rest = each["command"].decode(errors="replace").split(" ")
+            name = _NAMES.get(rest[0], "of kombu") if command.lower() == "evalsha" else command.lower()
+            found[name].append(each["duration"])
 
 
 def cpu_s_of(pid: int) -> float:

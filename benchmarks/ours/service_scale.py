@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import multiprocessing
 import secrets
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from benchmarks.ours.service import DUMMY, Figures, seconds_of, service
+from benchmarks.ours.service import DUMMY, SCRIPTS, Figures, seconds_of, service, slow_log
 from tests.support.store import MINE, encoded, new_job, row, take
 from tests.support.waiting import eventually
 
@@ -24,7 +22,6 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.queueing.routing import resolve, with_workers
 from embedctl.store import WorkerRow
-from embedctl.store.scripts import script_source
 from embedctl.waiting.overview import Gatherer
 from embedctl_config import keys
 from embedctl_config.settings import Settings
@@ -34,15 +31,10 @@ CHUNKS, DIM = 10, 16
 #: Workers of one machine, and the time between two of a worker's heartbeats (seconds).
 _PER_MACHINE, _INTERVAL_S = 8, 5.0
 _TOGETHER = 1000
-#: Scripts whose time is told, by the digests that Redis knows them by.
-_SHAS = {
-    hashlib.sha1(script_source(name).encode()).hexdigest(): name  # noqa: S324
-    for name in ("create", "add", "hold", "seal", "next", "ring", "complete", "renew", "reap", "audit", "settle")
-}
 #: Commands that no one sends while the service runs.
 _OURS = {"config", "info", "slowlog", "copy"}
-#: The size of Redis' own list of slow commands, and how long each command is in it (seconds).
-_LISTED, _EACH_S = 60_000, 2.0
+#: How long everything is looked at, whatever it takes (seconds); else what takes longer (µs).
+_EACH_S, _SLOW_US = 2.0, 500
 
 
 def service_scale(
@@ -76,17 +68,21 @@ def service_scale(
         eventually(lambda: client.zcard(keys.WORKERS) >= workers)
         # No process reaps before that.
         eventually(lambda: broker.connection.uptime_s() > 2 * of.settings.lease_s)
-        found = _alone(client, seconds)
-        client.slowlog_reset()
-        found |= _timed_calls(looking, trips, calls, last)
+        with slow_log(broker, _SLOW_US) as alone:
+            found = _alone(client, seconds)
+        with slow_log(broker, _SLOW_US) as meanwhile:
+            found |= _timed_calls(looking, trips, calls, last)
+        with slow_log(broker, 0) as each:
+            time.sleep(_EACH_S)
         return {
             "workers": client.zcount(keys.WORKERS, broker.connection.now_ms(), "+inf"),
             "jobs": client.zcard(keys.JOBS),
             "active jobs": client.zcard(keys.ACTIVE),
             "MiB": client.info("memory")["used_memory"] / 2**20,
             **found,
-            "slowest command during looks, ms": _slowest_ms(client),
-            **_each_script(client),
+            "slowest command, ms": _slowest_ms(alone),
+            "slowest command during looks, ms": _slowest_ms(meanwhile),
+            **{f"script {name}: mean ms": statistics.fmean(each[name]) / 1000 for name in SCRIPTS if name in each},
         }
 
 
@@ -247,9 +243,6 @@ def _timed_calls(broker: Broker, trips: list[float], count: int, kept: str) -> F
 
 def _alone(client: Any, seconds: float) -> Figures:
     """Redis' figures over some seconds in which nobody looks."""
-    client.config_set("slowlog-log-slower-than", 500)
-    client.config_set("slowlog-max-len", 1000)
-    client.slowlog_reset()
     client.config_resetstat()
     before, began = client.info("cpu"), time.monotonic()
     time.sleep(seconds)
@@ -261,33 +254,12 @@ def _alone(client: Any, seconds: float) -> Figures:
         "chunks/s": calls.get("renamenx", 0) / elapsed,  # one in each `complete`
         "commands/s, those of scripts included": sum(n for name, n in calls.items() if name not in _OURS) / elapsed,
         "share of a CPU": busy / elapsed,
-        "slowest command, ms": _slowest_ms(client),
     }
 
 
-def _slowest_ms(client: Any) -> float:
+def _slowest_ms(durations: Mapping[str, Sequence[float]]) -> float:
     """Of the commands that took more than half a millisecond."""
-    found = [each["duration"] / 1000 for each in client.slowlog_get(1000) if _name(each) not in _OURS]
-    return max(found, default=0.5)
-
-
-def _each_script(client: Any) -> Figures:
-    """The mean time of each script in Redis."""
-    client.config_set("slowlog-max-len", _LISTED)
-    client.slowlog_reset()
-    client.config_set("slowlog-log-slower-than", 0)
-    time.sleep(_EACH_S)
-    client.config_set("slowlog-log-slower-than", -1)
-    durations = defaultdict(list)
-    for each in client.slowlog_get(_LISTED):
-        durations[_name(each)].append(each["duration"] / 1000)
-    return {f"script {name}: mean ms": statistics.fmean(durations[name]) for name in _SHAS.values() if durations[name]}
-
-
-def _name(entry: Mapping[str, Any]) -> str:
-    """A script's name, or a command."""
-    command, *rest = entry["command"].decode(errors="replace").split(" ")
-    return _SHAS.get(rest[0], "of kombu") if command.lower() == "evalsha" else str(command.lower())
+    return max([_SLOW_US, *(max(each) for name, each in durations.items() if name not in _OURS)]) / 1000
 
 
 def _sleep_until(moment: float) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from benchmarks.ours.service import Figures, service
+from benchmarks.ours.service import Figures, service, slow_log
 from tests.support.shares import LARGE, job_of
 from tests.support.store import MINE, QUEUE, encoded, row, take
 
@@ -36,9 +34,9 @@ redis.call('SADD', KEYS[5] .. 'kinds:' .. ARGV[2], 'normal:' .. ARGV[3])
 """
 #: So many at a time: Redis refuses everybody while a script takes longer than 5 s.
 _LOADED = 500
-#: Redis keeps the durations of so many commands, and only of those that take longer (µs). If it kept that of each
-#: command in a script, the script would take longer by a seventh.
-_LISTED, _LONGER_US = 100_000, 20
+#: Only what takes longer is kept (µs). If that of each command in a script was, the script would take longer by a
+#: seventh.
+_LONGER_US = 20
 #: After so many steps, the worker is heard of again.
 _HEARD = 1000
 
@@ -79,7 +77,7 @@ def load_jobs(broker: Broker, tenants: int, jobs: int, chunks: int, size: int, *
 
 def cost(broker: Broker, tenants: int, rounds: int) -> Figures:
     """Take a chunk of each tenant and complete these, so often: what that costs, and in the first round."""
-    took: dict[str, list[int]] = defaultdict(list)
+    took: dict[str, list[float]] = defaultdict(list)
 
     def heard(step: int) -> None:
         if step % _HEARD == 0:
@@ -88,29 +86,18 @@ def cost(broker: Broker, tenants: int, rounds: int) -> Figures:
     for number in range(rounds):
         first = "" if number else ", first chunks"
         claims = []
-        with _told(broker, took[f"next{first}"]):
+        with slow_log(broker, _LONGER_US) as told:
             for step in range(tenants):
                 heard(step)
                 claims.append(take(broker, f"token-{number}-{step}"))
-        with _told(broker, took[f"complete{first}"]):
+        with slow_log(broker, _LONGER_US) as told_too:
             for step, claim in enumerate(claims):
                 heard(step)
                 assert claim is not None
                 value, report = encoded(claim.input)
                 answer = broker.jobs.complete(claim.job_id, claim.chunk, claim.token, value, report, fingerprint=MINE)
                 assert answer == "ok", answer
+        took[f"next{first}"] += told["next"]
+        took[f"complete{first}"] += told_too["complete"]
     found = {name: statistics.median(each) for name, each in took.items()}
     return found | {"both": found["next"] + found["complete"]}
-
-
-@contextmanager
-def _told(broker: Broker, durations: list[int]) -> Iterator[None]:
-    """Add how long each script took (µs) that is run in the block."""
-    with broker.connection.client() as client:
-        client.config_set("slowlog-max-len", _LISTED)
-        client.config_set("slowlog-log-slower-than", _LONGER_US)
-        client.slowlog_reset()
-        yield
-        durations += [
-            each["duration"] for each in client.slowlog_get(_LISTED) if each["command"].startswith(b"EVALSHA")
-        ]

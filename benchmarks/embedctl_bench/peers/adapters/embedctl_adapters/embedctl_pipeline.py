@@ -6,9 +6,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,10 @@ def configuration(model: Path, cache: str, hardware: str, entry: Mapping[str, An
 def product(stack: ExitStack, configured: Mapping[str, Any], chunk: int, workers: int) -> Settings:
     """Start a private Redis, and workers that share this process's CPUs; everything ends with the stack. Nothing is set
     but the configuration, of one model and one hardware class."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
-    config = folder / "embedctl.toml"
-    config.write_text(toml(configured), encoding="utf-8")
     # The product is measured as it comes.
     for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
         del os.environ[variable]
-    os.environ |= {"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(folder)}
-    settings, _ = stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
+    settings, folder = stack.enter_context(configured_redis(configured, chunk_size=chunk))
     (model,), (hardware,) = configured["models"], configured["classes"]
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // workers
@@ -88,6 +84,18 @@ def product(stack: ExitStack, configured: Mapping[str, Any], chunk: int, workers
             local_worker(settings, hardware=hardware, model=model, options=["--cpus", own], log_file=log)
         )
     return settings
+
+
+@contextmanager
+def configured_redis(configured: Mapping[str, Any], **more: Any) -> Iterator[tuple[Settings, Path]]:
+    """A private Redis, and a configuration, which is this process's and its children's: the settings, with more of
+    them, and a folder that goes when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="ec-") as name:
+        config = Path(name, "embedctl.toml")
+        config.write_text(toml(configured), encoding="utf-8")
+        os.environ |= {"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": name}
+        with private_redis(load_settings(**more), Path(name)) as (settings, _):
+            yield settings, Path(name)
 
 
 def toml(config: Mapping[str, Any]) -> str:
