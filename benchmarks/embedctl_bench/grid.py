@@ -16,7 +16,6 @@ from embedctl_bench.measuring.comparison import Load, Scene
 from embedctl_bench.measuring.contenders import compete
 from embedctl_bench.peers.models import Model, describe, measured_model
 from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, choose_peers, engine_of
-from embedctl_bench.peers.workload import kept
 from embedctl_bench.report import Report
 from embedctl_bench.texts.words import exact_requests
 from embedctl_bench.texts.workloads import make_workload
@@ -127,7 +126,7 @@ def command(
             workload = make_workload("W1", _CHECKED, model, asked.place)
             loads = axes.loads(model, quick=asked.quick)
             # The first request of a shape takes longer.
-            warm_up = kept([each.asked[0] for each in loads], asked.place, "grid-few")
+            warm_up = [each.asked[0] for each in loads]
             ground = asked.ground(model.name, model, workload, session, warm_up=warm_up)
             left_out += axes.beyond(name, model)
             for cores in fit:

@@ -152,7 +152,7 @@ def _through_the_product(asked: Asked) -> None:
     # Requests of 25 and of 26 texts take turns in a tenth of the shape.
     firsts = [each[: _MOST_CHECKED - (at % 2 == 0)] for at, each in enumerate(loads[0].asked)]
     texts = [text for each in firsts for text in each]
-    warm_up = kept([each[:3] for each in firsts], asked.place, "requests-few")
+    warm_up = [each[:3] for each in firsts]
     scenes: list[Scene] = []
     with suppress(KeyboardInterrupt), session:
         for name in asked.models:
@@ -199,7 +199,7 @@ def _over_http(asked: Asked) -> None:
     cells = [(name, hardware) for name in asked.models for hardware in asked.classes]
     session = asked.session("request-http", len(cells) * (2 + len(others) + sum(each.rounds for each in loads)))
     # The first requests of a process take longer, and few would decide a percentile.
-    warm_up = kept([each for load in loads[: len(LENGTHS)] for each in load.asked], asked.place, "requests-single")
+    warm_up = [each for load in loads[: len(LENGTHS)] for each in load.asked]
     scenes: list[Scene] = []
     with suppress(KeyboardInterrupt), session:
         for name, hardware in cells:

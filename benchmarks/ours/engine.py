@@ -26,7 +26,7 @@ from embedctl_bench.measuring.sampling import least
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import EngineAdapter
 from embedctl_bench.peers.models import measured_model, model_files, peers_folder
 from embedctl_bench.peers.registry import FLOORS, PEERS, System, engine_of
-from embedctl_bench.peers.tuned import Task, TunedProcess
+from embedctl_bench.peers.tuned import Task, TunedSystem
 from embedctl_bench.texts.workloads import make_workload
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.torch.kept import kept_model
@@ -162,9 +162,9 @@ def engines_by_cpu(
         running = []
         for system in (*ours, *(PEERS[name] for name in peers.split(",") if name), *floors):
             for single in _single(system)[: tries or None]:
-                process = TunedProcess(single, task)
-                stack.callback(process.close)
-                running.append((system.name, partial(_encode, process)))
+                tuned = TunedSystem(single, task)
+                stack.callback(tuned.close)
+                running.append((system.name, partial(_encode, tuned)))
         seconds = least(running, rounds)
     own = seconds[ours[0].name]
     thousands = len(task.workload.lengths) / 1000
@@ -178,11 +178,12 @@ def _single(system: System) -> list[System]:
     return [replace(system, settings=(each,)) for each in settings]
 
 
-def _encode(process: TunedProcess) -> float:
-    """Encode the texts once: the CPU seconds of all of the system's processes."""
-    before = cpu_seconds(process.pid)
-    process.encode()
-    return cpu_seconds(process.pid) - before
+def _encode(tuned: TunedSystem) -> float:
+    """Encode the texts once: the CPU seconds of the system's process."""
+    (pid,) = tuned.pids
+    before = cpu_seconds(pid)
+    tuned.encode()
+    return cpu_seconds(pid) - before
 
 
 def choices(*, model: str = "all-MiniLM-L6-v2", bf16: bool = False, tries: int = 30) -> Figures:

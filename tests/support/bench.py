@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from embedctl_bench.asking import Asked
 from embedctl_bench.measuring.comparison import SystemRuns
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Setting, Vectors
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Vectors
 from embedctl_bench.peers.child import Unavailable
-from embedctl_bench.peers.registry import System
+from embedctl_bench.peers.registry import Setting, System
 from embedctl_bench.peers.tuned import Run, Task
 from embedctl_config.settings import Settings
 
@@ -75,8 +75,8 @@ class Process:
         shape = (2, 0) if self._name.startswith("floor") else (2, 3)
         return Answer(np.ones(shape, np.float32), 0.0, 2.0, 20)
 
-    def requests(self, path: Path, callers: int = 0) -> tuple[Run, Vectors]:
-        texts = sum(map(len, json.loads(path.read_text())))
+    def requests(self, asked: Sequence[Sequence[str]], callers: int = 0) -> tuple[Run, Vectors]:
+        texts = sum(map(len, asked))
         return Run(0.5 if self._name == "floor" else 1.0, 8 * texts), np.ones((texts, 3), np.float32)
 
     def close(self) -> None:

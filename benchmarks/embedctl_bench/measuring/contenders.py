@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ import numpy as np
 from embedctl_bench.measuring.comparison import Load, Scene, SystemRuns
 from embedctl_bench.measuring.sampling import turn_of
 from embedctl_bench.measuring.session import Session
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Vectors
 from embedctl_bench.peers.child import Unavailable
-from embedctl_bench.peers.models import slug
-from embedctl_bench.peers.registry import GPU_FLOOR, System
-from embedctl_bench.peers.tuned import Run, Task, TunedProcess
-from embedctl_bench.peers.workload import kept
+from embedctl_bench.peers.registry import GPU_FLOOR, Setting, System
+from embedctl_bench.peers.tuned import Run, Task, TunedSystem
 from embedctl_config.errors import EmbedctlError
 from embedctl_workers.arrays.distance import measure as distance
 
@@ -35,7 +32,7 @@ class Ground:
         request: they choose on concurrent requests with this number of texts each; 0: on one call.
         least_s: how long a pass over the texts is to take at least, by repeating them (seconds): of a device, which
             encodes a sample in no time, so that systems choose on the whole workload. 0 for one pass.
-        warm_up: a file of requests that a process gets first of all; None for none but the workload.
+        warm_up: requests that a system gets first of all, besides the workload.
     """
 
     key: str
@@ -45,7 +42,7 @@ class Ground:
     quick: bool
     request: int = 0
     least_s: float = 0.0
-    warm_up: Path | None = None
+    warm_up: Sequence[Sequence[str]] = ()
 
     def accuracy(self, vectors: Vectors) -> dict[str, float]:
         """How far vectors are from the reference; empty for a floor's; Unavailable if they are not those of the
@@ -63,22 +60,21 @@ class Contender:
     """One system on one model: its process, and its runs.
 
     Attributes:
-        ground: what it has in common with others.
         repeat: how often it encodes the texts in one pass.
     """
 
     def __init__(self, system: System, ground: Ground) -> None:
         self.runs = SystemRuns.of(system)
         self.repeat = 1
-        self._system, self.ground = system, ground
-        self._process: TunedProcess | None = None
+        self._system, self._ground = system, ground
+        self._process: TunedSystem | None = None
         self._accuracy: Mapping[str, float] = {}
 
     def choose(self) -> None:
         """Let it choose its setting, and compare its vectors, unless both are kept; Unavailable if any of that
         fails."""
         # A quick run tries none and takes the first.
-        settings = self._system.settings[:1] if self.ground.quick else self._system.settings
+        settings = self._system.settings[:1] if self._ground.quick else self._system.settings
 
         def facts() -> dict[str, Any]:
             process = self._start(settings)
@@ -90,14 +86,14 @@ class Contender:
                 "accuracy": self._accuracy,
             }
 
-        found = self.ground.session.step(f"{self.ground.key}/loading/{self.runs.name}", facts)
+        found = self._ground.session.step(f"{self._ground.key}/loading/{self.runs.name}", facts)
         chosen = Setting(**found["chosen"])
-        self._system = replace(self._system, settings=(replace(chosen, fixed={}),))
+        self._system = replace(self._system, settings=(chosen,))
         self.runs.setting = self._words(chosen)
         self.runs.tried, self.runs.versions, self.runs.accuracy = found["tried"], found["versions"], found["accuracy"]
         self.runs.read_back(found["computes"])
 
-    def process(self) -> TunedProcess:
+    def process(self) -> TunedSystem:
         """Its process, warmed up; raises Unavailable if it can't be started."""
         return self._process or self._start(self._system.settings)
 
@@ -106,10 +102,10 @@ class Contender:
             self._process.close()
             self._process = None
 
-    def _start(self, settings: tuple[Setting, ...]) -> TunedProcess:
-        ground, system = self.ground, replace(self._system, settings=settings)
+    def _start(self, settings: tuple[Setting, ...]) -> TunedSystem:
+        ground, system = self._ground, replace(self._system, settings=settings)
         whole = ground.least_s > 0
-        self._process = process = TunedProcess(system, ground.task, request=ground.request, whole=whole)
+        self._process = process = TunedSystem(system, ground.task, request=ground.request, whole=whole)
         if ground.warm_up:
             process.requests(ground.warm_up)
         self._accuracy = ground.accuracy(process.encode().vectors)
@@ -120,7 +116,7 @@ class Contender:
 
     def _words(self, setting: Setting) -> str:
         """The setting for people: of our whole product, its workers."""
-        cpus = len(self.ground.task.cpus)
+        cpus = len(self._ground.task.cpus)
         if not (self._system.ours and "workers" in setting.load):
             return setting.label(cpus)
         workers = setting.load["workers"]
@@ -129,8 +125,7 @@ class Contender:
 
 def answer(load: Load, contender: Contender) -> Run:
     """Let a system answer all requests of a load once; raises Unavailable if it fails, or if vectors are wrong."""
-    file = kept(load.asked, contender.ground.task.place, f"requests-{slug(load.name)}")
-    done, vectors = contender.process().requests(file, load.callers)
+    done, vectors = contender.process().requests(load.asked, load.callers)
     if len(vectors) != load.texts:
         raise Unavailable(f"vectors of shape {vectors.shape} for {load.texts} texts")
     if not np.isfinite(vectors).all():

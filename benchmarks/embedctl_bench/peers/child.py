@@ -56,18 +56,27 @@ class ChildProcess:
 
     def call(self, **request: Any) -> dict[str, Any]:
         """Send a request and wait for the answer, as :meth:`answer`."""
+        self.send(**request)
+        return self.answer()
+
+    def send(self, **request: Any) -> None:
+        """Send a request, whose answer is to be waited for before the next one is sent."""
         assert self._process.stdin
         self._busy = True
         with suppress(BrokenPipeError):  # answer() will say that it died
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        return self.answer()
+
+    def fileno(self) -> int:
+        """That of its answers, so that several processes can be waited for at once."""
+        assert self._process.stdout
+        return self._process.stdout.fileno()
 
     def answer(self) -> dict[str, Any]:
         """Wait for the answer to the last request, or for what the process says first; raises Unavailable if the
         request failed, or if the process died or did not answer in time, which closes it."""
         assert self._process.stdout
-        if not select.select([self._process.stdout], [], [], _ANSWER_S)[0]:
+        if not answering([self]):
             self.close()
             raise Unavailable(f"no answer within {_ANSWER_S} s")
         line = self._process.stdout.readline()
@@ -95,6 +104,11 @@ class ChildProcess:
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+def answering(processes: Sequence[ChildProcess]) -> list[ChildProcess]:
+    """Wait until some of the processes answer or have died: those; none if it takes too long."""
+    return select.select(processes, [], [], _ANSWER_S)[0]
 
 
 def run(command: list[str | Path], log: Path, *, timeout: float, variables: Mapping[str, str] | None = None) -> None:

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
 from embedctl_bench.peers.environments import is_installed
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
@@ -24,12 +23,26 @@ _GPU_BATCHES = (32, 64, 128, 256, 512, 1024)
 _OURS = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy", "celery", "kombu", "redis", "uvicorn")
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run a system: processes that share the CPUs, and options for loading and for encoding."""
+
+    processes: int = 1
+    load: Mapping[str, Any] = field(default_factory=dict)
+    encode: Mapping[str, Any] = field(default_factory=dict)
+
+    def label(self, cpus: int) -> str:
+        """Processes × threads, and the options."""
+        options = [f"{name} {value}" for name, value in {**self.load, **self.encode}.items()]
+        return ", ".join([f"{self.processes}×{cpus // self.processes}", *options])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class System:
     """A system: a hardware class of ours, another library, or a limit to compare with.
 
     Attributes:
-        adapter: module and class in the package of adapters, as `module:Class`.
+        adapter: module and class, as `.module:Class` in the package of adapters.
         settings: the settings to choose from; those that load alike stand together, so that it loads once for them.
         precision: what it promises: a precision of hardware classes, or :data:`AT_ITS_DEFAULT`.
         environment: the name of its requirements file in this folder; empty for our own environment.
@@ -65,7 +78,7 @@ def _sentence_transformers(
     return System(
         name,
         f"sentence-transformers, {label}",
-        "sentence_transformers:SentenceTransformersAdapter",
+        ".sentence_transformers:SentenceTransformersAdapter",
         _settings("batch", (8, 16, 32, 64), (16, 32), **load),
         ("sentence-transformers", "transformers", "torch", *packages),
         precision,
@@ -79,7 +92,7 @@ def _ctranslate2(compute: str, precision: str, suffix: str = "") -> System:
     return System(
         f"ctranslate2{suffix.replace(' ', '-')}",
         f"CTranslate2{suffix}, our wrapper",
-        "ctranslate2:CTranslate2Adapter",
+        ".ctranslate2:CTranslate2Adapter",
         tuple(
             Setting(processes, {"compute": compute, "workers": workers}, {"budget": budget})
             for processes, workers, budgets in ways
@@ -95,7 +108,7 @@ def _ctranslate2(compute: str, precision: str, suffix: str = "") -> System:
 def _floor(name: str, label: str, precision: str, kind: str) -> System:
     ways = product((1, 2), ("prepacked", "mm"), (1024, 4096))
     settings = tuple(Setting(processes, {"product": way, "budget": budget}) for processes, way, budget in ways)
-    return System(name, label, "floor:FloorAdapter", settings, ("torch",), precision, floor=True, fixed={"kind": kind})
+    return System(name, label, ".floor:FloorAdapter", settings, ("torch",), precision, floor=True, fixed={"kind": kind})
 
 
 #: In our own environment: a model's matrix products alone, and other libraries that embedctl installs.
@@ -111,9 +124,9 @@ FLOORS = (
     _floor("floor-int8", "floor, int8", "int8", "int8"),
 )
 #: The device's products in its best precision, attention included.
-GPU_FLOOR = System("floor-gpu", "floor", "floor:MatrixAdapter", (Setting(),), ("torch",), "fp16", floor=True)
+GPU_FLOOR = System("floor-gpu", "floor", ".floor:MatrixAdapter", (Setting(),), ("torch",), "fp16", floor=True)
 TRANSFORMERS = System(
-    "transformers", "transformers", "transformers:TransformersAdapter", (Setting(),), ("transformers", "torch")
+    "transformers", "transformers", ".transformers:TransformersAdapter", (Setting(),), ("transformers", "torch")
 )
 _ST_TORCH = _sentence_transformers(BASELINE, "torch", backend="torch")
 _ST_TORCH_BF16 = _sentence_transformers(
@@ -136,7 +149,7 @@ PEERS = {
         System(
             "fastembed",
             "fastembed",
-            "fastembed:FastembedAdapter",
+            ".fastembed:FastembedAdapter",
             (
                 Setting(1, {}, {"sort": False, "batch": 256}),  # its defaults
                 *(
@@ -151,7 +164,7 @@ PEERS = {
         System(
             "infinity",
             "infinity, torch",
-            "infinity:InfinityAdapter",
+            ".infinity:InfinityAdapter",
             tuple(Setting(processes, {"batch": batch}) for processes, batch in ((1, 16), (1, 32), (1, 64), (2, 32))),
             _INFINITY,
             environment="infinity",
@@ -178,7 +191,7 @@ PEERS = {
 INFINITY_SERVER = System(
     "infinity-server",
     "infinity's server, torch",
-    "http_client:InfinityServerAdapter",
+    ".http_client:InfinityServerAdapter",
     (Setting(),),
     (*_INFINITY, "fastapi", "uvicorn"),
     environment="infinity-server",
@@ -219,7 +232,7 @@ def on_gpu(system: System) -> System:
 def engine_of(hardware: str, settings: Settings) -> System:
     """A worker's engine with a hardware class, called directly."""
     ways = (Setting(1), Setting(2)) if settings.hardware_class(hardware).device == "cpu" else (Setting(1),)
-    system = System("embedctl-engine", "embedctl's engine", "embedctl:EngineAdapter", ways, _OURS)
+    system = System("embedctl-engine", "embedctl's engine", ".embedctl:EngineAdapter", ways, _OURS)
     return _with_class(system, hardware, settings)
 
 
@@ -229,14 +242,14 @@ def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[i
     shares = [count for count in workers if cpus % count == 0]
     counts = shares if settings.hardware_class(hardware).device == "cpu" else [1]
     ways = tuple(Setting(1, {"workers": count}) for count in counts)
-    system = System("embedctl", "embedctl", "embedctl_pipeline:ProductAdapter", ways, _OURS)
+    system = System("embedctl", "embedctl", ".embedctl_pipeline:ProductAdapter", ways, _OURS)
     return _with_class(system, hardware, settings)
 
 
 def servers_of(hardware: str, settings: Settings) -> list[System]:
     """`embedctl gateway` beside a worker of a hardware class; and the worker's engine in the process of a server."""
-    gateway = ("gateway", "embedctl gateway", "http_ours:GatewayAdapter")
-    direct = ("direct", "the same engine in the server's process", "http_ours:DirectAdapter")
+    gateway = ("gateway", "embedctl gateway", ".http_ours:GatewayAdapter")
+    direct = ("direct", "the same engine in the server's process", ".http_ours:DirectAdapter")
     return [_with_class(System(*each, (Setting(),), _OURS), hardware, settings) for each in (gateway, direct)]
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from math import ceil, nan
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import ceil, inf, nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Setting, Vectors
-from embedctl_bench.peers.child import ChildProcess
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Vectors
+from embedctl_bench.peers.child import ChildProcess, Unavailable, answering
 from embedctl_bench.peers.environments import environment_for, python_of
 from embedctl_bench.peers.models import Model, converted
-from embedctl_bench.peers.registry import SENTENCE_TRANSFORMERS, System
+from embedctl_bench.peers.registry import SENTENCE_TRANSFORMERS, Setting, System
 from embedctl_bench.peers.workload import Workload
+from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS, THREAD_VARIABLES
 
 #: A tuning run encodes this much of the workload: seconds, not minutes, whatever the model.
 _SAMPLE_FLOPS = 5e11
@@ -57,74 +62,197 @@ class Task:
     place: Path
 
 
-class TunedProcess(ChildProcess):
-    """A loaded system, which chose its setting by its speed on a sample. Its log is NAME.log in the folder `place`.
+class TunedSystem:
+    """A system in processes that share the CPUs evenly, at the setting that was fastest on a sample.
 
-    All of its methods raise Unavailable if its environment, its model or the system itself fails.
+    Its logs are NAME-NUMBER.log in the folder `place`. All of its methods raise Unavailable if its environment, its
+    model or the system itself fails.
 
     Attributes:
+        chosen: its setting.
         tried: each setting tried on the sample, with its `seconds` or its `error`.
         computes: the precision of its products, read back from the loaded system; empty if that is not known.
     """
 
+    chosen: Setting
+    computes: str
+    versions: Mapping[str, str]
+
     def __init__(self, system: System, task: Task, *, request: int = 0, whole: bool = False) -> None:
-        """Start the process, and let it choose its setting.
+        """Start its processes, and let it choose its setting.
 
         Args:
             request: it chooses on concurrent requests with this number of texts each; 0: on one call.
             whole: it chooses on the whole workload, in one call, as a device needs that encodes a sample in no time.
         """
-        place, workload = task.place, task.workload
-        python, folder = python_of(system.environment, place), converted(task.model, system.form, place)
-        package, variables = environment_for(system.environment)
+        self._system, self._task = system, task
+        self._python = python_of(system.environment, task.place)
+        self._folder = converted(task.model, system.form, task.place)
+        self._texts: list[str] = json.loads(task.workload.path.read_text(encoding="utf-8"))
+        self._tokens: dict[tuple[str, ...], int] = {}
         self._scratch = tempfile.TemporaryDirectory(prefix="embedctl-bench-")
-        self._vectors = Path(self._scratch.name) / "vectors.npy"
-        # -P: nothing in the working directory is taken for a module.
-        super().__init__([str(python), "-P", "-m", package], variables, place / f"{system.name}.log")
-        fixed = dict(system.fixed)
-        if system.ours:
-            fixed = {"chunk": workload.chunk, "cache": str(place / "cache"), **fixed}
-        fits = [replace(each, fixed=fixed) for each in system.settings if each.processes <= len(task.cpus)]
-        if whole:
-            sample, at_once = len(workload.lengths), 0
-        else:
-            sample, at_once = sample_of(task, request=request, chunked=system.ours)
+        self._processes: list[ChildProcess] = []
+        self._takes_requests = False
+        size, at_once = len(self._texts), 0
+        if not whole:
+            size, at_once = sample_of(task, request=request, chunked=system.ours)
+        self.tried: list[tuple[Setting, dict[str, Any]]] = []
         try:
-            loaded = self.call(
-                do="load",
-                adapter=f".{system.adapter}",
-                model=str(folder),
-                texts=str(workload.path),
-                sample=sample,
-                at_once=at_once,
-                chunk=workload.chunk,
-                cpus=list(task.cpus),
-                settings=[asdict(each) for each in fits],
-                packages=system.packages,
-            )
+            self._choose(self._texts[:: max(1, len(self._texts) // size)][:size], at_once)
         except BaseException:
             self.close()
             raise
-        self.chosen = fits[loaded["chosen"]]
-        self.tried: list[tuple[Setting, dict[str, Any]]] = list(zip(fits, loaded["tried"], strict=True))
-        self.computes: str = loaded["computes"]
-        self.versions: dict[str, str] = loaded["versions"]
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes, which may have others."""
+        return [process.pid for process in self._processes]
 
     def encode(self, repeat: int = 1) -> Answer:
         """Encode the workload `repeat` times, in one call; the vectors are those of the first time."""
-        done = self.call(do="encode", vectors=str(self._vectors), repeat=repeat)
-        return Answer(np.load(self._vectors), **done)
+        done = self._encode(self._texts, repeat)
+        return replace(done, tokens=done.tokens or repeat * self._count(self._texts))
 
-    def requests(self, path: Path, callers: int = 0) -> tuple[Run, Vectors]:
-        """Make the requests in a file, a JSON list of lists of texts: all at once, or by so many callers. The vectors
+    def requests(self, asked: Sequence[Sequence[str]], callers: int = 0) -> tuple[Run, Vectors]:
+        """Make requests, all at once or by so many callers; one after the other if the system has no queue. The vectors
         are of all texts, one request after the other."""
-        done = self.call(do="requests", requests=str(path), vectors=str(self._vectors), callers=callers)
-        return Run(**done), np.load(self._vectors)
+        answers = self._requests(asked, callers)
+        tokens = sum(answer.tokens for answer in answers) or self._count([text for texts in asked for text in texts])
+        latencies = [answer.ended - answer.began for answer in answers]
+        return Run(_seconds(answers), tokens, latencies), np.concatenate([answer.vectors for answer in answers])
 
     def close(self) -> None:
-        """End the process, and remove its files."""
-        super().close()
+        """End its processes, and remove its files."""
+        self._end()
         self._scratch.cleanup()
+
+    def _choose(self, sample: Sequence[str], at_once: int) -> None:
+        """Try the settings, and load the fastest."""
+        fits = [each for each in self._system.settings if each.processes <= len(self._task.cpus)]
+        for setting in fits:
+            self.tried.append((setting, self._try(setting, sample, at_once, alone=len(fits) == 1)))
+        if all("error" in found for _, found in self.tried):
+            raise Unavailable(self.tried[0][1]["error"])
+        self._load(min(self.tried, key=lambda each: each[1].get("seconds", inf))[0])
+
+    def _try(self, setting: Setting, sample: Sequence[str], at_once: int, *, alone: bool) -> dict[str, Any]:
+        """Seconds for the sample, as so many requests or one call: the better of two, after a run to warm up."""
+
+        def seconds() -> float:
+            if not at_once:
+                return _seconds([self._encode(sample)])
+            return _seconds(self._requests([sample[at::at_once] for at in range(at_once)]))
+
+        try:
+            self._load(setting)
+            return {"seconds": 0.0 if alone else min([seconds() for _ in range(3)][1:])}
+        except Unavailable as error:
+            return {"error": str(error)}
+
+    def _load(self, setting: Setting) -> None:
+        """Start processes with a setting, unless those that run were loaded alike."""
+        if self._processes and (self.chosen.processes, self.chosen.load) == (setting.processes, setting.load):
+            self.chosen = setting
+            return
+        self._end()
+        try:
+            loaded = self._started(setting)
+        except BaseException:
+            self._end()
+            raise
+        self.chosen, self._takes_requests = setting, loaded["takes_requests"]
+        self.computes, self.versions = loaded["computes"], loaded["versions"]
+
+    def _started(self, setting: Setting) -> dict[str, Any]:
+        """Start and load the processes of a setting: what the first one says of itself."""
+        system, task = self._system, self._task
+        share = len(task.cpus) // setting.processes
+        package, variables = environment_for(system.environment)
+        variables |= dict.fromkeys(THREAD_VARIABLES, str(share))
+        variables[SPIN_VARIABLE] = SPINS  # as our worker sets it; no other system is slower for it
+        ours = {"chunk": task.workload.chunk, "cache": str(task.place / "cache")} if system.ours else {}
+        for at in range(setting.processes):
+            # -P: nothing in the working directory is taken for a module.
+            command = [str(self._python), "-P", "-m", package]
+            process = ChildProcess(command, variables, task.place / f"{system.name}-{at}.log")
+            self._processes.append(process)
+            process.send(
+                do="load",
+                adapter=system.adapter,
+                model=str(self._folder),
+                cpus=task.cpus[at * share : (at + 1) * share],
+                options={**setting.load, **ours, **system.fixed},
+                packages=system.packages,
+            )
+        first, *_ = [process.answer() for process in self._processes]
+        return first
+
+    def _encode(self, texts: Sequence[str], repeat: int = 1) -> Answer:
+        """Encode the texts; several processes get chunks of them in turn, at least two each."""
+        processes = len(self._processes)
+        most = -(-len(texts) // (2 * processes))
+        size = len(texts) if processes == 1 else min(self._task.workload.chunk, most)
+        chunks = [texts[at : at + size] for at in range(0, len(texts), size)]
+        parts = [part for (part,) in self._deal([{"do": "encode", "texts": each, "repeat": repeat} for each in chunks])]
+        began, ended = min(part.began for part in parts), max(part.ended for part in parts)
+        vectors = np.concatenate([part.vectors for part in parts])
+        return Answer(vectors, began, ended, sum(part.tokens for part in parts))
+
+    def _requests(self, asked: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
+        if self._takes_requests:
+            count = len(self._processes)
+            shares = [{"do": "requests", "requests": asked[at::count], "callers": callers} for at in range(count)]
+            parts = self._deal(shares)
+            return [parts[at % count][at // count] for at in range(len(asked))]
+        made = time.monotonic()
+        answers = [one for (one,) in self._deal([{"do": "encode", "texts": texts} for texts in asked])]
+        return answers if callers else [replace(answer, began=made) for answer in answers]
+
+    def _deal(self, calls: Sequence[Mapping[str, Any]]) -> list[list[Answer]]:
+        """The answers to each call, which goes to the next process that is free. After an error, none runs."""
+        try:
+            return self._dealt(calls)
+        except BaseException:
+            self._end()  # the others may be at work
+            raise
+
+    def _dealt(self, calls: Sequence[Mapping[str, Any]]) -> list[list[Answer]]:
+        found: list[list[Answer]] = [[] for _ in calls]
+        waiting, free = deque(range(len(calls))), [*self._processes]
+        busy: dict[ChildProcess, int] = {}
+        while waiting or busy:
+            while waiting and free:
+                process, at = free.pop(), waiting.popleft()
+                process.send(**calls[at], options=self.chosen.encode, vectors=self._file(at))
+                busy[process] = at
+            for process in answering([*busy]) or busy:  # if none answers in time, the first one says so
+                told = process.answer()["answers"]
+                at = busy.pop(process)
+                free.append(process)
+                ends = [*accumulate(rows for rows, *_ in told)]
+                vectors = np.split(np.load(self._file(at)), ends[:-1])
+                found[at] = [Answer(each, *facts) for each, (_, *facts) in zip(vectors, told, strict=True)]
+        return found
+
+    def _file(self, at: int) -> str:
+        return f"{self._scratch.name}/{at}.npy"
+
+    def _count(self, texts: Sequence[str]) -> int:
+        """Tokens of texts that the system encodes; those of the same texts are counted once."""
+        key = tuple(texts)
+        if key not in self._tokens:
+            self._tokens[key] = self._processes[0].call(do="count", texts=texts)["tokens"]
+        return self._tokens[key]
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.close()
+        self._processes = []
+
+
+def _seconds(answers: Sequence[Answer]) -> float:
+    """Until the last request was answered, from when the first was made."""
+    return max(answer.ended for answer in answers) - min(answer.began for answer in answers)
 
 
 def reference_of(task: Task, device: str = "cpu") -> Vectors:
@@ -139,7 +267,7 @@ def reference_of(task: Task, device: str = "cpu") -> Vectors:
     kept = task.place / "reference" / f"{name}{'' if device == 'cpu' else f'-{device}'}.npy"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        process = TunedProcess(system, task)
+        process = TunedSystem(system, task)
         try:
             np.save(kept.with_suffix(".unfinished.npy"), process.encode().vectors)
         finally:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,10 +16,13 @@ import numpy as np
 import pytest
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import toml
-from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer, Pool, Server, Setting
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answer
+from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import ADAPTERS, PACKAGE
-from embedctl_bench.peers.models import uncut
-from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS
+from embedctl_bench.peers.models import Model, uncut
+from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS, Setting, System
+from embedctl_bench.peers.tuned import Task, TunedSystem
+from embedctl_bench.peers.workload import Workload
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
 
@@ -30,23 +35,24 @@ GUESTS = {
     "convert",
     "http_client",
     "tokens",
-    *(system.adapter.partition(":")[0] for system in (*PEERS.values(), INFINITY_SERVER)),
+    *(system.adapter.partition(":")[0].removeprefix(".") for system in (*PEERS.values(), INFINITY_SERVER)),
 }
 
 
 class OneByOne:
-    """An engine without a queue: a text's vector is its length, after a moment."""
+    """An engine without a queue: a text's vector is its length, after a moment, and the process that encoded it."""
 
     def __init__(self, model: Path, threads: int, moment: float = 0.02) -> None:
         self._moment = moment
         self._identity = os.getpid()
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
+    def encode(self, texts: Sequence[str], more: int = 0) -> np.ndarray:
         if "bad" in texts:
             raise ValueError("a bad text")
         if "deadly" in texts:
+            sys.stderr.write("no memory\n")
             os._exit(3)
-        time.sleep(self._moment)
+        time.sleep(self._moment * (1 + more))
         return np.array([[len(text), self._identity] for text in texts], np.float64)
 
     def count(self, texts: Sequence[str]) -> int:
@@ -60,60 +66,68 @@ class Queueing(OneByOne):
         return [Answer(self.encode(texts), 0.0, 1.0, tokens=7) for texts in requests]
 
 
-@pytest.fixture
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    adapter, processes = request.param
-    pool = Pool(f"{__name__}:{adapter}", "model", [min(os.sched_getaffinity(0))] * processes, Setting(processes))
-    yield pool
-    pool.close()
-
-
+TEXTS = ["a", "bb", "ccc"]
 REQUESTS = [["a"], ["bb", "b"], ["ccc"], ["dddd"], ["eeeee"]]
+Tuned = Callable[..., TunedSystem]
 
 
-@pytest.mark.parametrize("pool", [("OneByOne", 2), ("Queueing", 2)], indirect=True)
-def test_requests_are_answered_in_order_by_all_processes(pool: Pool) -> None:
-    done = pool.requests(REQUESTS)
-    assert [each.vectors[:, 0].tolist() for each in done] == [[1], [2, 1], [3], [4], [5]]
-    assert len({each.vectors[0, 1] for each in done}) == 2
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuned]:
+    """A system of an adapter above with settings, on a workload of three texts."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+    workload = Workload("W1", tmp_path / "texts.json", (3,) * len(TEXTS), chunk=1)
+    with ExitStack() as stack:
+
+        def made(adapter: str, *settings: Setting) -> TunedSystem:
+            system = System("system", "a system", f"{__name__}:{adapter}", settings, ("numpy",))
+            cpus = [min(os.sched_getaffinity(0))] * 2
+            found = TunedSystem(system, Task(Model("m", tmp_path, 6, 384, 1536), workload, cpus, tmp_path))
+            stack.callback(found.close)
+            return found
+
+        yield made
+
+
+@pytest.mark.parametrize("adapter", ["OneByOne", "Queueing"])
+def test_requests_are_answered_in_order_by_all_processes(adapter: str, tuned: Tuned) -> None:
+    system = tuned(adapter, Setting(2))
+    run, vectors = system.requests(REQUESTS)
+    assert vectors[:, 0].tolist() == [1, 2, 1, 3, 4, 5]
+    assert set(vectors[:, 1]) == set(system.pids)
+    assert run.tokens == (16 if adapter == "OneByOne" else 35)
     before = time.monotonic()
-    all_texts = pool.encode(["a", "bb", "ccc"] * 3, 2)
-    assert all_texts.vectors[:, 0].tolist() == [1, 2, 3] * 3
-    assert before <= all_texts.began < all_texts.began + 0.02 <= all_texts.ended <= time.monotonic()
+    done = system.encode()
+    assert done.vectors[:, 0].tolist() == [1, 2, 3]
+    assert before <= done.began < done.began + 0.02 <= done.ended <= time.monotonic()
 
 
-@pytest.mark.parametrize("pool", [("OneByOne", 1)], indirect=True)
-def test_an_engine_without_a_queue_gets_requests_one_after_the_other_and_goes_on_after_an_error(pool: Pool) -> None:
-    latencies = [each.ended - each.began for each in pool.requests(REQUESTS)]
-    assert latencies == sorted(latencies)
-    assert latencies[-1] >= 5 * 0.02
-    assert pool.count(["a", "bbb"]) == 4
-    with pytest.raises(RuntimeError, match="ValueError: a bad text"):
-        pool.requests([["bad"]])
-    assert len(pool.requests([["good"]])) == 1
-    with pytest.raises(RuntimeError, match="the system's process died"):
-        pool.requests([["deadly"]])
+def test_a_system_without_a_queue_gets_requests_one_after_the_other(tuned: Tuned) -> None:
+    system = tuned("OneByOne", Setting(1))
+    at_once, _ = system.requests(REQUESTS)
+    assert list(at_once.latencies) == sorted(at_once.latencies), "since all were made"
+    assert at_once.latencies[-1] >= 5 * 0.02
+    in_turn, _ = system.requests(REQUESTS, callers=1)
+    assert 5 * 0.02 <= sum(in_turn.latencies) <= in_turn.seconds
+    done = system.encode(repeat=3)
+    assert (done.tokens, done.vectors[:, 0].tolist()) == (3 * 6, [1, 2, 3]), "the vectors of the first time"
 
 
-def test_texts_that_are_encoded_several_times_count_as_often(tmp_path: Path) -> None:
-    (tmp_path / "texts.json").write_text('["a", "bb", "ccc"]')
-    cpus, settings = [min(os.sched_getaffinity(0))], [{}, {"encode": {"more": 1}}]
-    server = Server()
-    try:
-        texts, adapter = str(tmp_path / "texts.json"), f"{__name__}:OneByOne"
-        loaded = server.load(adapter, "model", cpus, settings, texts, sample=3, at_once=0, chunk=2, packages=[])
-        assert (loaded["chosen"], "error" in loaded["tried"][1]) == (0, True), "the fastest that works"
-        done = server.encode(str(tmp_path / "vectors.npy"), repeat=3)
-        (tmp_path / "requests.json").write_text('[["a"], ["bb", "b"]]')
-        requests = str(tmp_path / "requests.json")
-        at_once, in_turn = (server.requests(requests, str(tmp_path / "v.npy"), callers) for callers in (0, 1))
-    finally:
-        server.close()
-    assert done["tokens"] == 3 * 6
-    assert np.load(tmp_path / "vectors.npy")[:, 0].tolist() == [1, 2, 3], "those of the first time"
-    first, second = at_once["latencies"]
-    assert second >= first + 0.02, "since both were made"
-    assert 2 * 0.02 <= sum(in_turn["latencies"]) <= in_turn["seconds"]
+@pytest.mark.parametrize(
+    ("text", "said"), [("bad", "^ValueError: a bad text$"), ("deadly", "^its process ended: no memory$")]
+)
+def test_what_fails_is_told(text: str, said: str, tuned: Tuned) -> None:
+    with pytest.raises(Unavailable, match=said):
+        tuned("OneByOne", Setting(2)).requests([["good"], [text]])
+
+
+def test_the_fastest_setting_that_works_is_chosen(tuned: Tuned) -> None:
+    slow, fast = Setting(1, {}, {"more": 9}), Setting(1, {"moment": 0.01})
+    system = tuned("OneByOne", slow, fast, Setting(1, {"unknown": 1}), Setting(3))
+    assert system.chosen == fast
+    assert [sorted(found) for _, found in system.tried] == [["seconds"], ["seconds"], ["error"]], "3 need more CPUs"
+    with pytest.raises(Unavailable, match="unknown"):
+        tuned("OneByOne", Setting(1, {"unknown": 1}))
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -34,7 +34,7 @@ SMALL = Model("m", Path(), layers=6, hidden=384, inner=1536)
 
 @pytest.fixture(autouse=True)
 def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "TunedProcess", Process)
+    monkeypatch.setattr(contenders, "TunedSystem", Process)
     Process.events, Process.offered = [], []
 
 

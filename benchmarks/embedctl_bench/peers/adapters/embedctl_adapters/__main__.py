@@ -1,6 +1,5 @@
-"""Serve one system: `python -m embedctl_adapters`, started by the parent in the system's environment."""
+"""Serve one process of a system: `python -m embedctl_adapters`, started by the parent in the system's environment."""
 
 from .serving import main
 
-if __name__ == "__main__":  # each process of a pool imports this module again
-    main()
+main()
