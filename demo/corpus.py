@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from embedctl_bench.texts.passages import passages
+from embedctl_bench.texts.passages import spread_passages
 
 
 def main() -> None:
@@ -20,13 +20,11 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--limit", type=int, default=6000, help="maximum number of passages (default: 6000)")
     arguments = parser.parse_args()
-    found = list(passages())
-    count = min(arguments.limit, len(found))
+    found = spread_passages(arguments.limit)
     with arguments.output.open("w", encoding="utf-8") as stream:
-        for number in range(count):
-            label, text = found[number * len(found) // count]  # spread evenly over all passages
+        for label, text in found:
             stream.write(json.dumps({"id": label, "text": text}, ensure_ascii=False) + "\n")
-    print(f"{count:,} of {len(found):,} passages written to {arguments.output}")
+    print(f"{len(found):,} passages written to {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from embedctl_bench.peers.registry import (
     product_of,
     servers_of,
 )
-from embedctl_bench.peers.workload import Workload, kept
+from embedctl_bench.peers.workload import Workload
 from embedctl_bench.report import Report, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
 from embedctl_bench.texts.workloads import describe_workload, make_workload
@@ -157,7 +157,7 @@ def _through_the_product(asked: Asked) -> None:
     with suppress(KeyboardInterrupt), session:
         for name in asked.models:
             model = measured_model(name, asked.settings, asked.place)
-            workload = Workload("requests", kept(texts, asked.place, "texts"), model.lengths(texts), chunk=TEXTS)
+            workload = Workload("requests", texts, model.lengths(texts), chunk=TEXTS)
             shown = f"{describe(name)}; {describe_workload(workload, model.max_tokens)}"
             scenes.append(Scene(name, model, shown, loads))
             request = len(texts) // REQUESTS

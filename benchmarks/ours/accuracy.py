@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from benchmarks.ours.service import Figures
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl import encoded
 from embedctl_bench.peers.models import model_files
-from embedctl_bench.texts.passages import passages
+from embedctl_bench.texts.passages import spread_passages
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
@@ -62,7 +63,7 @@ def accuracy(*, model: str = "all-MiniLM-L6-v2", count: int = 0, only: str = "")
     """
     host = Host(len(os.sched_getaffinity(0)), cache_folder(Settings()))
     files = model_files(model, Settings())
-    ids, texts = spread_passages(count)
+    ids, texts = map(list, zip(*spread_passages(count or sys.maxsize), strict=True))
     loaded: Any = load_sentence_transformer(files)
     truth: Vectors = loaded.encode(texts, batch_size=16, normalize_embeddings=True, show_progress_bar=False)
     pairs, nearness = graded_pairs(ids)
@@ -102,14 +103,6 @@ def similarity(vectors: Vectors, pairs: Rows, nearness: Rows) -> float:
 
     first, second = vectors[pairs[:, 0]], vectors[pairs[:, 1]]
     return float(spearmanr(np.einsum("pd,pd->p", first, second, dtype=np.float64), nearness).statistic)
-
-
-def spread_passages(count: int) -> tuple[list[str], list[str]]:
-    """Ids and texts of so many passages, spread evenly over all of them, as in the demo; 0: of all."""
-    found = list(passages())
-    count = min(count or len(found), len(found))
-    chosen = [found[number * len(found) // count] for number in range(count)]
-    return [label for label, _ in chosen], [text for _, text in chosen]
 
 
 def graded_pairs(ids: Sequence[str]) -> tuple[Rows, Rows]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import time
 from collections import Counter, defaultdict
@@ -61,7 +60,7 @@ def engine_profile(
     """
     torch.set_num_threads(1)
     task = task_of(model, workload, quick=quick)
-    texts = texts_of(task)
+    texts = task.workload.texts
     spent: defaultdict[str, float] = defaultdict(float)
     with _timed(spent):
         engine = alone(task, 1, hardware)
@@ -110,7 +109,7 @@ def pipeline_cost(
 ) -> Figures:
     """CPU seconds for 1,000 texts: of a job's producer, Redis and worker, and of the engine alone, both warm."""
     task = task_of(model, workload, records)
-    texts = texts_of(task)
+    texts = task.workload.texts
     warming = texts[: len(texts) // 10]
     found: Figures = {}
     with service() as ours:
@@ -212,11 +211,6 @@ def task_of(model: str, workload: str, texts: int = 0, *, quick: bool = False) -
     measured = measured_model(model, Settings(), place)
     load = make_workload(workload, texts or count_of(workload, measured, quick=quick), measured, place)
     return Task(measured, load, [min(usable_cpus(None))], place)
-
-
-def texts_of(task: Task) -> list[str]:
-    found: list[str] = json.loads(task.workload.path.read_text(encoding="utf-8"))
-    return found
 
 
 def alone(task: Task, threads: int, hardware: str) -> EngineAdapter:

@@ -40,8 +40,8 @@ class Gateway(NamedTuple):
     port: int
     pid: int
 
-    def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=600)
+    def client(self, key: str = "") -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, headers={"authorization": f"Bearer {key}"} if key else {}, timeout=600)
 
     def memory_mib(self, what: str = "VmHWM") -> float:
         """Its memory: the most since its start, or since :meth:`forget`; or that in use (VmRSS)."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.synchronize import Event
 
+import httpx2
 from benchmarks.ours.gateway_load import running_gateway
 from benchmarks.ours.service import Figures, Service, cpu_s_of, service
 
@@ -217,7 +218,8 @@ def attacked(
     path = made.folder / "keys"
     mine, theirs = add_key(path, "bob", "bob"), add_key(path, "eve", "eve")
     with running_gateway(made, "--keys", str(path)) as gateway:
-        target = Target(gateway.port, theirs, _own_file(gateway.port, theirs, files))
+        with gateway.client(theirs) as client:
+            target = Target(gateway.port, theirs, _own_file(client, files))
         context = multiprocessing.get_context("spawn")
         attacking = context.Event()
         process = context.Process(target=_attack, args=(target, clients, attack, attacking), daemon=True)
@@ -244,21 +246,16 @@ def attacked(
             process.join()
 
 
-def _own_file(port: int, key: str, files: int) -> str:
+def _own_file(client: httpx2.Client, files: int) -> str:
     """Upload files, the last one of 8 MiB of requests; gives its id."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     line = json.dumps(
         {"custom_id": "%d", "method": "POST", "url": "/v1/embeddings", "body": {"model": "dummy", "input": "a"}}
     )
     # It is read to its end, and refused: workers, whose time is not the gateway's, get nothing of it.
     large = "".join(f"{line}\n" % number for number in range(8 * _MIB // len(line))).encode() + b"{"
     for data in [b"x"] * files + [large]:
-        form = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-        form += b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + data + b"\r\n--b--\r\n"
-        headers = {"authorization": f"Bearer {key}", "content-type": "multipart/form-data; boundary=b"}
-        connection.request("POST", "/v1/files", form, headers)
-        answer = json.loads(connection.getresponse().read())
-    return str(answer["id"])
+        answer = client.post("/v1/files", data={"purpose": "batch"}, files={"file": data})
+    return str(answer.json()["id"])
 
 
 def _attack(target: Target, clients: int, attack: str, attacking: Event) -> None:

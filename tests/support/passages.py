@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
-CORPUS = Path(__file__).parents[2] / "demo" / "corpus.py"
+from embedctl_bench.texts import passages as found
 
 
 def passages(count: int) -> list[str]:
     """The first paragraphs of docstrings."""
-    spec = importlib.util.spec_from_file_location("demo_corpus", CORPUS)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return [text for _, text in islice(module.passages(), count)]
+    return [text for _, text in islice(found.passages(), count)]
 
 
 def real_passages(count: int) -> list[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from embedctl_config.cpu import cpu_flags, cpu_name
 from embedctl_workers.machine import provenance
@@ -23,44 +22,28 @@ _INSTRUCTIONS = (
 _QUEUE = ("celery", "kombu", "redis")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """CPU time of the machine since it started, or between two moments (seconds).
+@contextmanager
+def measured_load() -> Iterator[dict[str, float]]:
+    """Measure the load of a block: when it has ended, its `seconds`, and the numbers of CPUs that other processes than
+    this one and its descendants used (`others_cpus`), and that the hypervisor took (`stolen_cpus`), on average."""
+    found: dict[str, float] = {}
+    began, busy, stolen, ours = time.monotonic(), *_all_cpus(), cpu_seconds()
+    yield found
+    wall = time.monotonic() - began
+    busy, stolen = (now - then for now, then in zip(_all_cpus(), (busy, stolen), strict=True))
+    others = max(0.0, busy - (cpu_seconds() - ours))
+    found |= {"seconds": wall, "others_cpus": others / wall, "stolen_cpus": stolen / wall}
 
-    Attributes:
-        wall: elapsed time.
-        busy: CPU time of all CPUs together, in processes and in the kernel.
-        ours: the part of it in this process and its descendants.
-        steal: time that the hypervisor took from CPUs that had work.
-    """
 
-    wall: float
-    busy: float
-    ours: float
-    steal: float
+def _all_cpus() -> tuple[float, float]:
+    """CPU time of all CPUs together, in processes and in the kernel, and what the hypervisor took from CPUs that had
+    work (seconds)."""
+    import psutil  # the extra `bench` is looked for before anything is measured
 
-    @classmethod
-    def read(cls) -> Usage:
-        import psutil  # the extra `bench` is looked for before anything is measured
-
-        used = psutil.cpu_times()
-        # Guest times are in user and nice already.
-        busy = sum(getattr(used, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
-        return cls(time.monotonic(), busy, cpu_seconds(), getattr(used, "steal", 0.0))
-
-    def since(self, before: Usage) -> Usage:
-        """The difference to an earlier moment."""
-        return Usage(*(getattr(self, name) - getattr(before, name) for name in ("wall", "busy", "ours", "steal")))
-
-    @property
-    def others(self) -> float:
-        """The number of CPUs that other processes used, on average."""
-        return max(0.0, self.busy - self.ours) / self.wall if self.wall > 0 else 0.0
-
-    def as_json(self) -> dict[str, float]:
-        """The number of CPUs that other processes used, and that the hypervisor took, on average."""
-        stolen = self.steal / self.wall if self.wall > 0 else 0.0
-        return {"others_cpus": round(self.others, 3), "stolen_cpus": round(stolen, 3)}
+    used = psutil.cpu_times()
+    # Guest times are in user and nice already.
+    busy = sum(getattr(used, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
+    return busy, getattr(used, "steal", 0.0)
 
 
 def cpu_seconds(pid: int | None = None) -> float:

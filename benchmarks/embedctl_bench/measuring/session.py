@@ -7,7 +7,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from embedctl_bench.measuring.machine import Usage, versions
+from embedctl_bench.measuring.machine import measured_load, versions
 from embedctl_config.cpu import cpu_identity
 from embedctl_config.durable import write
 from embedctl_config.errors import OutputError
@@ -99,18 +98,17 @@ class Session:
             self._reused.append(kept)
             self.say(f"{self.name} {len(self._done)}/{self._plan}: {key}: measured before; {self.left()}")
             return cast(T, kept["value"])
-        before, started = Usage.read(), time.monotonic()
-        value = measure()
-        seconds, usage = time.monotonic() - started, Usage.read().since(before)
+        with measured_load() as load:
+            value = measure()
         line: dict[str, Any] = {"benchmark": self.name, "identity": self._identity, "key": key, "at": _now()}
-        line |= {"seconds": round(seconds, 3), **usage.as_json(), "value": value}
+        line |= {name: round(figure, 3) for name, figure in load.items()} | {"value": value}
         try:
             self._stream.write(json.dumps(line) + "\n")
             self._stream.flush()
         except OSError as error:
             raise OutputError(f"{self._path} can't be written to: {error}") from error
         self._new.append(line)
-        self.say(f"{self.name} {len(self._done)}/{self._plan}: {key}: {seconds:.1f} s; {self.left()}")
+        self.say(f"{self.name} {len(self._done)}/{self._plan}: {key}: {load['seconds']:.1f} s; {self.left()}")
         return value
 
     def left(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import tempfile
 import time
@@ -24,6 +22,7 @@ from embedctl_bench.peers.models import Model, converted
 from embedctl_bench.peers.registry import SENTENCE_TRANSFORMERS, Setting, System
 from embedctl_bench.peers.workload import Workload
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS, THREAD_VARIABLES
+from embedctl_workers.models.files import fingerprint_of
 
 #: A tuning run encodes this much of the workload: seconds, not minutes, whatever the model.
 _SAMPLE_FLOPS = 5e11
@@ -88,7 +87,7 @@ class TunedSystem:
         self._system, self._task = system, task
         self._python = python_of(system.environment, task.place)
         self._folder = converted(task.model, system.form, task.place)
-        self._texts: list[str] = json.loads(task.workload.path.read_text(encoding="utf-8"))
+        self._texts = task.workload.texts
         self._tokens: dict[tuple[str, ...], int] = {}
         self._scratch = tempfile.TemporaryDirectory(prefix="embedctl-bench-")
         self._processes: list[ChildProcess] = []
@@ -263,7 +262,7 @@ def reference_of(task: Task, device: str = "cpu") -> Vectors:
     """
     alone = (Setting(1, {"backend": "torch", "device": device}, {"batch": 1 if device == "cpu" else 32}),)
     system = replace(SENTENCE_TRANSFORMERS, name="reference", settings=alone)
-    name = f"{task.model.name}-{_digest_of_weights(task.model)}-{task.workload.name}-{task.workload.digest}"
+    name = f"{task.model.name}-{fingerprint_of(task.model.folder)[:32]}-{task.workload.name}-{task.workload.digest}"
     kept = task.place / "reference" / f"{name}{'' if device == 'cpu' else f'-{device}'}.npy"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -275,15 +274,6 @@ def reference_of(task: Task, device: str = "cpu") -> Vectors:
         shutil.move(kept.with_suffix(".unfinished.npy"), kept)
     vectors: Vectors = np.load(kept)
     return vectors
-
-
-def _digest_of_weights(model: Model) -> str:
-    """The same for the same weights, in however many files."""
-    files = sorted(model.folder.glob("*.safetensors")) or sorted(model.folder.glob("*.bin"))
-    whole = hashlib.sha256()
-    for path in files:
-        whole.update(path.read_bytes())
-    return whole.hexdigest()[:32]
 
 
 def sample_of(task: Task, *, request: int, chunked: bool) -> tuple[int, int]:

@@ -42,6 +42,13 @@ def passages() -> Iterator[tuple[str, str]]:
                 yield f"{name}#{number}", text
 
 
+def spread_passages(count: int) -> list[tuple[str, str]]:
+    """So many of the passages, spread evenly over all of them; all if there are not so many."""
+    found = list(passages())
+    count = min(count, len(found))
+    return [found[number * len(found) // count] for number in range(count)]
+
+
 def _sources() -> Iterator[tuple[Path, str]]:
     """The files to read, and the names of their modules."""
     for root, base in [(STANDARD_LIBRARY, STANDARD_LIBRARY), *((PACKAGES / name, PACKAGES) for name in DOCUMENTED)]:

@@ -53,7 +53,7 @@ def make_workload(name: str, count: int, model: Model, place: Path) -> Workload:
         write(path, json.dumps(_texts(wanted, tokenizer)).encode())
     texts = json.loads(path.read_text(encoding="utf-8"))
     lengths = tuple(len(each.ids) for each in tokenizer.encode_batch(texts))
-    return Workload(name, path, lengths, chunk=512 if name == "W1" else 48)
+    return Workload(name, texts, lengths, chunk=512 if name == "W1" else 48)
 
 
 def mixed_lengths(count: int) -> list[int]:

@@ -75,8 +75,7 @@ Tuned = Callable[..., TunedSystem]
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuned]:
     """A system of an adapter above with settings, on a workload of three texts."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
-    workload = Workload("W1", tmp_path / "texts.json", (3,) * len(TEXTS), chunk=1)
+    workload = Workload("W1", TEXTS, (3,) * len(TEXTS), chunk=1)
     with ExitStack() as stack:
 
         def made(adapter: str, *settings: Setting) -> TunedSystem:

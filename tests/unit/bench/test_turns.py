@@ -39,8 +39,7 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ground(folder: Path, session: Any, *, quick: bool = False) -> Ground:
-    (folder / "texts.json").write_text("[]")
-    workload = Workload("W1", folder / "texts.json", (10,) * 2, chunk=512)
+    workload = Workload("W1", ["a", "b"], (10,) * 2, chunk=512)
     return Ground("m", Task(SMALL, workload, [0], folder), np.ones((2, 3), np.float32), session, quick)
 
 
