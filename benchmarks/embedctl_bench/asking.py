@@ -21,8 +21,7 @@ from embedctl_bench.measuring.contenders import Ground
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.peers.environments import requirements_digest
 from embedctl_bench.peers.models import Model, peers_folder, slug
-from embedctl_bench.peers.tuned import Task, reference_of
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Task, Workload, reference_of
 from embedctl_bench.report import Report, write_report
 from embedctl_config.command_group import option
 from embedctl_config.cpu import no_bf16

@@ -30,8 +30,7 @@ from embedctl_bench.peers.registry import (
     on_gpu,
     product_of,
 )
-from embedctl_bench.peers.tuned import Run
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Run, Workload
 from embedctl_bench.report import Report
 from embedctl_bench.texts.workloads import describe_workload, make_workload
 from embedctl_config.errors import SettingsError

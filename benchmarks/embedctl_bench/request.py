@@ -20,7 +20,7 @@ from embedctl_bench.peers.registry import (
     product_of,
     servers_of,
 )
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Workload
 from embedctl_bench.report import Report, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
 from embedctl_bench.texts.workloads import describe_workload, make_workload

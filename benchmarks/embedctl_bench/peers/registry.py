@@ -248,8 +248,8 @@ def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[i
 
 def servers_of(hardware: str, settings: Settings) -> list[System]:
     """`embedctl gateway` beside a worker of a hardware class; and the worker's engine in the process of a server."""
-    gateway = ("gateway", "embedctl gateway", ".http_ours:GatewayAdapter")
-    direct = ("direct", "the same engine in the server's process", ".http_ours:DirectAdapter")
+    gateway = ("gateway", "embedctl gateway", ".embedctl_pipeline:GatewayAdapter")
+    direct = ("direct", "the same engine in the server's process", ".embedctl_pipeline:DirectAdapter")
     return [_with_class(System(*each, (Setting(),), _OURS), hardware, settings) for each in (gateway, direct)]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from math import ceil, inf, nan
 from pathlib import Path
@@ -20,7 +23,6 @@ from embedctl_bench.peers.child import ChildProcess, Unavailable, answering
 from embedctl_bench.peers.environments import environment_for, python_of
 from embedctl_bench.peers.models import Model, converted
 from embedctl_bench.peers.registry import SENTENCE_TRANSFORMERS, Setting, System
-from embedctl_bench.peers.workload import Workload
 from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS, THREAD_VARIABLES
 from embedctl_workers.models.files import fingerprint_of
 
@@ -43,6 +45,29 @@ class Run:
     tokens: int
     latencies: Sequence[float] = ()
     idle: float = nan
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Texts for all systems.
+
+    Attributes:
+        lengths: of the texts, in tokens of the model, special tokens included.
+        chunk: the largest number of texts that a process gets at once.
+    """
+
+    name: str
+    texts: Sequence[str]
+    lengths: tuple[int, ...]
+    chunk: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from statistics import NormalDist, fmean, quantiles
 from typing import TYPE_CHECKING
 
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Workload
 from embedctl_bench.texts.passages import passages
 from embedctl_config.durable import write
 

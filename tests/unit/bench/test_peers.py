@@ -21,8 +21,7 @@ from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import ADAPTERS, PACKAGE
 from embedctl_bench.peers.models import Model, uncut
 from embedctl_bench.peers.registry import INFINITY_SERVER, PEERS, Setting, System
-from embedctl_bench.peers.tuned import Task, TunedSystem
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Task, TunedSystem, Workload
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.loading import load_settings
 

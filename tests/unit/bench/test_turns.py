@@ -21,8 +21,7 @@ from embedctl_bench.measuring.comparison import Load, Scene
 from embedctl_bench.measuring.contenders import Contender, Ground, compete
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import BASELINE, FLOOR, PEERS, SENTENCE_TRANSFORMERS, System
-from embedctl_bench.peers.tuned import Run, Task
-from embedctl_bench.peers.workload import Workload
+from embedctl_bench.peers.tuned import Run, Task, Workload
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings

@@ -25,7 +25,7 @@ from tests.support.browser import chromium, errors_logged
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
-BENCHMARKS = ("request", "matrix", "study", "grid", "engines")
+BENCHMARKS = ("request", "grid", "engines")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: `--version` does nothing else, and what chooses the jobs to discard stands on the command line alone. The others may
 #: be given several times, which a variable can't say.

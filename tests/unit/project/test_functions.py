@@ -18,12 +18,8 @@ LEFT: dict[str, str] = {
         "the protocol of adapters"
     ),
     "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/floor.py:__init__": "the protocol of adapters",
-    "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/http_ours.py:__init__": "the protocol of adapters",
     "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/sentence_transformers.py:__init__": (
         "the protocol of adapters; the options are the library's"
-    ),
-    "benchmarks/embedctl_bench/peers/adapters/embedctl_adapters/serving.py:load": (
-        "the fields of one line of JSON between parent and child"
     ),
     "config/embedctl_config/errors.py:__init__": "the facts of an error, each by its name",
     "config/embedctl_config/retry.py:call": (

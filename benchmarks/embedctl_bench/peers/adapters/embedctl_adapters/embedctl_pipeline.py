@@ -1,9 +1,10 @@
-"""Our whole product on one machine: a private Redis, pinned workers, and jobs of a client."""
+"""Our whole product on one machine: a private Redis, pinned workers, and jobs of a client or the gateway."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from embedctl.operating.local import local_worker, private_redis
 from embedctl.queueing.broker import Broker
 from embedctl_config.loading import load_settings
 from embedctl_config.settings import Settings
+from embedctl_workers.machine.devices import SPIN_VARIABLE, SPINS
 
+from .http_client import HttpAdapter
 from .serving import Answer
 
 
@@ -62,6 +65,34 @@ class ProductAdapter:
     def close(self) -> None:
         """Stop the workers, then the Redis."""
         self._stack.close()
+
+
+class GatewayAdapter(HttpAdapter):
+    """`embedctl gateway` beside a worker, as `embedctl up --gateway` runs them, on all CPUs together."""
+
+    def __init__(
+        self, model: Path, threads: int, chunk: int, cache: str, hardware: str, entry: Mapping[str, Any]
+    ) -> None:
+        with ExitStack() as stack:
+            settings = product(stack, configuration(model, cache, hardware, entry), chunk, workers=1)
+            variables = {"EMBEDCTL_REDIS_URL": settings.redis_url, "EMBEDCTL_HARDWARE": hardware}
+            variables["EMBEDCTL_GATEWAY_TIMEOUT_S"] = "600"  # on few CPUs, large requests take longer than a minute
+            super().__init__(model, [sys.executable, "-m", "embedctl_gateway", "--address", "0"], variables)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """End the gateway, the worker and the Redis."""
+        super().close()
+        self._stack.close()
+
+
+class DirectAdapter(HttpAdapter):
+    """The engine behind HTTP, without a queue."""
+
+    def __init__(self, model: Path, threads: int, **options: Any) -> None:
+        facts = json.dumps([str(model), {"threads": threads, **options}])
+        command = [sys.executable, "-m", f"{__package__}.http_direct", facts]
+        super().__init__(model, command, {SPIN_VARIABLE: SPINS})  # as a worker has it
 
 
 def configuration(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> dict[str, Any]:

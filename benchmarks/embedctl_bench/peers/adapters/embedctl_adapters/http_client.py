@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +28,7 @@ from .tokens import TokenCounter
 
 _PATH = "/v1/embeddings"
 _PATIENCE_S = 600
-#: The longest that a server may take to answer at first, and to end (seconds).
+#: The longest that a server may take to begin, and to end (seconds).
 _START_S, _STOP_S = 300, 30
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 
@@ -38,17 +37,17 @@ class HttpAdapter:
     """A server that answers OpenAI's calls, in a process that ends with this one's session."""
 
     def __init__(self, model: Path, command: Sequence[str], variables: Mapping[str, str], url: str = "") -> None:
-        """Start it, and wait until it answers, else RuntimeError. An empty URL: it writes into its log where it is."""
+        """Start it, and wait until it listens, else RuntimeError. An empty URL: it writes into its log where it is."""
         self._name, self._counter = model.name, TokenCounter(model)
         with tempfile.TemporaryFile("w+") as log:
             self._process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
             deadline = time.monotonic() + _START_S
-            while not (url and _answers(url)):
+            while not (url and _listens(url)):
                 log.seek(0)
                 said = log.read()
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     self.close()
-                    raise RuntimeError(f"the server does not answer: {' / '.join(said.splitlines()[-3:])}")
+                    raise RuntimeError(f"the server does not listen: {' / '.join(said.splitlines()[-3:])}")
                 url = url or next(iter(_URL.findall(said)), "")
                 time.sleep(0.1)
         self._url = url
@@ -126,9 +125,11 @@ def _vectors_of(body: bytes) -> Vectors:
     return np.stack([np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in data])
 
 
-def _answers(url: str) -> bool:
+def _listens(url: str) -> bool:
+    """Whether a server can be connected to: it listens when its model is loaded."""
+    parts = urlsplit(url)
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:  # noqa: S310  (our own machine)
-            return bool(json.load(answer)["data"])
+        socket.create_connection((parts.hostname, parts.port)).close()
     except OSError:
         return False
+    return True

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn import Config, Server
 
@@ -38,12 +38,7 @@ def application(engine: EngineAdapter, model: str) -> Starlette:
         ]
         return Response(orjson.dumps({"object": "list", "data": data, "model": model}), media_type="application/json")
 
-    async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": model, "object": "model"}]})
-
-    return Starlette(
-        routes=[Route("/v1/embeddings", embeddings, methods=["POST"]), Route("/v1/models", models, methods=["GET"])]
-    )
+    return Starlette(routes=[Route("/v1/embeddings", embeddings, methods=["POST"])])
 
 
 def main() -> None:
