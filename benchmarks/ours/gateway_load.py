@@ -178,25 +178,55 @@ def running_gateway(of: Service, *options: str) -> Iterator[Gateway]:
     assert "Traceback" not in log.read_text(), log.read_text()[-5000:]
 
 
+class Bare:
+    """A bare connection to a gateway, with a key."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str = "") -> None:
+        self.reader = reader
+        self.writer = writer
+        self._key = key
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def ask(self, method: str, path: str, sent: bytes = b"", *headers: str) -> int:
+        """A request, and its answer read to the end: the status."""
+        await self.send(self.request(method, path, sent, *headers))
+        return await self.answer()
+
+    def request(self, method: str, path: str, sent: bytes = b"", *headers: str) -> bytes:
+        key = [f"authorization: Bearer {self._key}"] if self._key else []
+        head = [f"{method} {path} HTTP/1.1", "host: localhost", *key, *headers]
+        if sent and not any(each.startswith("content-length") for each in headers):
+            head.append(f"content-length: {len(sent)}")
+        return "\r\n".join([*head, "", ""]).encode() + sent
+
+    async def answer(self) -> int:
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        if found := re.search(rb"content-length: (\d+)", head):
+            await self.reader.readexactly(int(found[1]))
+        else:
+            while size := int(await self.reader.readline() or b"0", 16):
+                await self.reader.readexactly(size + 2)
+            await self.reader.readline()
+        return int(head[9:12])
+
+
 async def _ask(port: int, connections: int, each: int) -> tuple[list[int], list[float]]:
     """The status of each request, and how long it took (seconds). 0: the connection broke."""
     body = json.dumps({"model": DUMMY, "input": "a text", "encoding_format": "base64"}).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     statuses: list[int] = []
     seconds: list[float] = []
 
     async def one() -> None:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            own = Bare(*await asyncio.open_connection("127.0.0.1", port))
             for _ in range(each):
                 began = time.perf_counter()
-                writer.write(head + body)
-                answer = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"content-length: (\d+)", answer)
-                await reader.readexactly(int(length[1]) if length else 0)
-                statuses.append(int(answer[9:12]))
+                statuses.append(await own.ask("POST", "/v1/embeddings", body))
                 seconds.append(time.perf_counter() - began)
-            writer.close()
+            own.writer.close()
         except (OSError, asyncio.IncompleteReadError):
             statuses.append(0)
 

@@ -8,7 +8,6 @@ import http.client
 import json
 import multiprocessing
 import random
-import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from functools import cache
 from multiprocessing.synchronize import Event
 
 import httpx2
-from benchmarks.ours.gateway_load import running_gateway
+from benchmarks.ours.gateway_load import Bare, running_gateway
 from benchmarks.ours.service import Figures, Service, cpu_s_of, service
 
 from embedctl_gateway.access.key_file import add_key
@@ -54,37 +53,12 @@ class Target:
     file_id: str
 
 
-class Attacker:
+class Attacker(Bare):
     """A connection that is made again whenever it ends."""
 
     def __init__(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer, target.key)
         self.target = target
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def ask(self, method: str, path: str, sent: bytes = b"", *headers: str) -> None:
-        """A request, and its answer read to the end."""
-        await self.send(self.request(method, path, sent, *headers))
-        await self.answer()
-
-    def request(self, method: str, path: str, sent: bytes = b"", *headers: str) -> bytes:
-        head = [f"{method} {path} HTTP/1.1", "host: localhost", f"authorization: Bearer {self.target.key}", *headers]
-        if sent and not any(each.startswith("content-length") for each in headers):
-            head.append(f"content-length: {len(sent)}")
-        return "\r\n".join([*head, "", ""]).encode() + sent
-
-    async def answer(self) -> None:
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        if found := re.search(rb"content-length: (\d+)", head):
-            await self.reader.readexactly(int(found[1]))
-            return
-        while size := int(await self.reader.readline() or b"0", 16):
-            await self.reader.readexactly(size + 2)
-        await self.reader.readline()
 
     async def ask_at_once(self, requests: Iterable[bytes]) -> None:
         """Requests that do not wait for one another's answers."""
@@ -100,7 +74,7 @@ class Attacker:
             await self.send(b"x")
 
 
-Attack = Callable[[Attacker], Awaitable[None]]
+Attack = Callable[[Attacker], Awaitable[object]]
 
 
 async def never_read(one: Attacker) -> None:

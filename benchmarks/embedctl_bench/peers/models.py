@@ -68,14 +68,13 @@ class Model:
 
     Attributes:
         name: of its files, and the name by which jobs and systems know it.
-        inner: size of the layer between the two of a feed-forward block.
+        flops_per_token: operations of the matrix products with weights. Those of attention depend on lengths and are
+            left out.
     """
 
     name: str
     folder: Path
-    layers: int
-    hidden: int
-    inner: int
+    flops_per_token: float
 
     @classmethod
     def in_folder(cls, name: str, folder: Path) -> Model:
@@ -84,7 +83,8 @@ class Model:
         found: list[Any] = [config.get(bert, config.get(distilbert)) for bert, distilbert in _SIZES]
         if not all(isinstance(each, int) for each in found):
             raise Unavailable(f"{folder / 'config.json'} does not say how large the model's layers are")
-        return cls(name, folder, *found)
+        layers, hidden, inner = found
+        return cls(name, folder, 2.0 * layers * hidden * (4 * hidden + 2 * inner))
 
     def lengths(self, texts: Sequence[str]) -> tuple[int, ...]:
         """Tokens of texts, special tokens included."""
@@ -107,11 +107,6 @@ class Model:
         """The longest text that it takes whole (tokens): the configured limit, else its positions."""
         limit = (read_json(self.folder / _LIMITS) or {}).get("max_seq_length")
         return int(limit or read_json(self.folder / "config.json").get("max_position_embeddings", 0))
-
-    @property
-    def flops_per_token(self) -> float:
-        """Operations of the matrix products with weights. Those of attention depend on lengths and are left out."""
-        return 2.0 * self.layers * self.hidden * (4 * self.hidden + 2 * self.inner)
 
 
 def converted(model: Model, form: str, place: Path) -> Path:

@@ -18,7 +18,7 @@ from embedctl_bench.peers.models import Model
 from embedctl_bench.report import Report
 from tests.support.bench import asked, runs
 
-MODEL = Model("m", Path(), layers=6, hidden=384, inner=1536)
+MODEL = Model("m", Path(), 2 * 6 * 12 * 384.0**2)
 FLOOR = runs("floor", 1.0, 1.0, 1.0)
 
 

@@ -80,7 +80,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tuned]:
         def made(adapter: str, *settings: Setting) -> TunedSystem:
             system = System("system", "a system", f"{__name__}:{adapter}", settings, ("numpy",))
             cpus = [min(os.sched_getaffinity(0))] * 2
-            found = TunedSystem(system, Task(Model("m", tmp_path, 6, 384, 1536), workload, cpus, tmp_path))
+            found = TunedSystem(system, Task(Model("m", tmp_path, 2 * 6 * 12 * 384.0**2), workload, cpus, tmp_path))
             stack.callback(found.close)
             return found
 
@@ -170,6 +170,7 @@ def test_a_model_that_is_set_to_cut_early_is_copied_without(tmp_path: Path) -> N
     source = model_folder(tmp_path / "source", limit=128)
     model = uncut("m-1", source, tmp_path / "place")
     assert model.folder == tmp_path / "place" / "models" / "m-1"
+    assert model.flops_per_token == 2 * 6 * 12 * 384**2
     assert json.loads((model.folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 512
     assert json.loads((source / "sentence_bert_config.json").read_text())["max_seq_length"] == 128
     assert not (model.folder / "onnx").exists(), "which has the old limit"

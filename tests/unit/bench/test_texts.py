@@ -31,7 +31,7 @@ def model(tmp_path: Path) -> Model:
     folder = tmp_path / "m"
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return Model("m", folder, layers=6, hidden=384, inner=1536)
+    return Model("m", folder, 1e6)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from embedctl_config.settings import Settings
 from tests.support.bench import Process, asked
 from tests.support.waiting import eventually
 
-SMALL = Model("m", Path(), layers=6, hidden=384, inner=1536)
+SMALL = Model("m", Path(), 2 * 6 * 12 * 384.0**2)
 
 
 @pytest.fixture(autouse=True)
