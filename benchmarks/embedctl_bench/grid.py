@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import Any
@@ -42,41 +42,6 @@ INFINITY_CORES = 2
 _BASE = ((TRANSFORMERS.name,), "plain transformers on torch in fp32")
 
 
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """What the cells are made of; `lengths` are in tokens."""
-
-    cores: Sequence[int]
-    lengths: Sequence[int]
-    batches: Sequence[int]
-
-    def quick(self) -> Axes:
-        """A few of each."""
-        lengths, batches = few(self.lengths, (8, 64, 256)), few(self.batches, (1, 8))
-        return Axes(few(self.cores, (1, 2)), lengths, batches)
-
-    def loads(self, model: Model, *, quick: bool) -> list[Load]:
-        """Those of the lengths that a model takes: requests of one caller."""
-        rounds, flop = (_QUICK_ROUNDS, _QUICK_FLOP) if quick else (_ROUNDS, _FLOP)
-        found = []
-        for length, batch in product(self.lengths, self.batches):
-            if length <= model.max_tokens:
-                fits = flop / (model.flops_per_token * length * batch)
-                count = ceil(min(max(_LEAST, fits), _MOST) / rounds)
-                asked, facts = exact_requests(model, length, batch, count), {"length": length, "batch": batch}
-                found.append(Load.of(f"{length} tokens, batch {batch}", asked, rounds, callers=1, facts=facts))
-        return found
-
-    def beyond_cores(self, have: int) -> list[str]:
-        """Notes on the numbers of cores that this machine does not have."""
-        return [f"Left out: {cores} cores, because --cpus has {have}." for cores in self.cores if cores > have]
-
-    def beyond(self, name: str, model: Model) -> list[str]:
-        """Notes on the lengths that a model does not take."""
-        long = [each for each in self.lengths if each > model.max_tokens]
-        return [f"Left out: {each} tokens, because {name} takes {model.max_tokens}." for each in long]
-
-
 def _axis(name: str, what: str, default: Sequence[int]) -> Callable[[Any], Any]:
     return click.option(
         f"--{name}",
@@ -95,51 +60,54 @@ def _axis(name: str, what: str, default: Sequence[int]) -> Callable[[Any], Any]:
 @_axis("cores", "Cores that each system runs on", (1, 2, 4, 8))
 @_axis("length", "Tokens of each text", tuple(INFINITY))
 @_axis("batch", "Texts of a request", (1, 2, 4, 8, 16, 32))
-def command(
-    asked: Asked,
-    cores_axis: Sequence[int],
-    length_axis: Sequence[int],
-    batch_axis: Sequence[int],
-) -> None:
+def command(asked: Asked, cores_axis: Sequence[int], length_axis: Sequence[int], batch_axis: Sequence[int]) -> None:
     """Cores × lengths × batches: as Hugging Face measured Infinity.
 
     Each cell has up to 200 requests, one after the other; by default there are 192 cells. Plain transformers and the
     other systems that are installed take turns with embedctl's engine. Cells that need more cores than this machine
     has are left out. For the shape of the published model, use --model distilbert-shape.
     """
-    axes = Axes(cores_axis, length_axis, batch_axis)
     if asked.quick:
-        axes = axes.quick()
+        cores_axis, length_axis = few(cores_axis, (1, 2)), few(length_axis, (8, 64, 256))
+        batch_axis = few(batch_axis, (1, 8))
     peers, lacking = choose_peers(asked.peers, asked.place)
     engines = [engine_of(name, asked.settings) for name in asked.classes]
     systems = in_one_process([FLOOR, *engines, TRANSFORMERS, *peers])
     rounds = _QUICK_ROUNDS if asked.quick else _ROUNDS
     have = cores_of(asked.cpus)
-    left_out = axes.beyond_cores(len(have))
-    fit = [cores for cores in axes.cores if cores <= len(have)]
-    steps = len(systems) + len(axes.lengths) * len(axes.batches) * rounds
+    fit = [cores for cores in cores_axis if cores <= len(have)]
+    left_out = [f"Left out: {cores} cores, because --cpus has {len(have)}." for cores in cores_axis if cores not in fit]
+    steps = len(systems) + len(length_axis) * len(batch_axis) * rounds
     session = asked.session("grid", len(asked.models) * len(fit) * steps)
     scenes: list[Scene] = []
     with suppress(KeyboardInterrupt), session:
         for name in asked.models:
             model = measured_model(name, asked.settings, asked.place)
             workload = make_workload("W1", _CHECKED, model, asked.place)
-            loads = axes.loads(model, quick=asked.quick)
+            lengths = [each for each in length_axis if each <= model.max_tokens]
+            long = [each for each in length_axis if each not in lengths]
+            left_out += [f"Left out: {each} tokens, because {name} takes {model.max_tokens}." for each in long]
+            loads = [cell(model, *each, quick=asked.quick) for each in product(lengths, batch_axis)]
             # The first request of a shape takes longer.
             warm_up = [each.asked[0] for each in loads]
             ground = asked.ground(model.name, model, workload, session, warm_up=warm_up)
-            left_out += axes.beyond(name, model)
             for cores in fit:
                 scenes.append(Scene(f"{name}, {cores} core{'s' * (cores > 1)}", model, describe(name), loads, _BASE))
                 cpus = sorted(frozenset[int]().union(*have[:cores]))
                 there = replace(ground, key=f"{model.name}/{cores} cores", task=replace(ground.task, cpus=cpus))
                 compete(scenes[-1], systems, there)
-    report = Report(
-        "Cores × lengths × batches, end to end",
-        workload_words(rounds),
-        notes=[*left_out, *not_installed(lacking)],
-    )
+    notes = [*left_out, *not_installed(lacking)]
+    report = Report("Cores × lengths × batches, end to end", workload_words(rounds), notes=notes)
     conclude(asked, session, scenes, report, published_beside)
+
+
+def cell(model: Model, length: int, batch: int, *, quick: bool) -> Load:
+    """Requests of one caller, each of `batch` texts of `length` tokens."""
+    rounds, flop = (_QUICK_ROUNDS, _QUICK_FLOP) if quick else (_ROUNDS, _FLOP)
+    fits = flop / (model.flops_per_token * length * batch)
+    asked = exact_requests(model, length, batch, ceil(min(max(_LEAST, fits), _MOST) / rounds))
+    facts = {"length": length, "batch": batch}
+    return Load.of(f"{length} tokens, batch {batch}", asked, rounds, callers=1, facts=facts)
 
 
 def workload_words(rounds: int) -> str:
