@@ -76,9 +76,7 @@ class ChildProcess:
         """Wait for the answer to the last request, or for what the process says first; raises Unavailable if the
         request failed, or if the process died or did not answer in time, which closes it."""
         assert self._process.stdout
-        if not answering([self]):
-            self.close()
-            raise Unavailable(f"no answer within {_ANSWER_S} s")
+        answering([self])
         line = self._process.stdout.readline()
         if not line:
             self.close()
@@ -107,8 +105,14 @@ class ChildProcess:
 
 
 def answering(processes: Sequence[ChildProcess]) -> list[ChildProcess]:
-    """Wait until some of the processes answer or have died: those; none if it takes too long."""
-    return select.select(processes, [], [], _ANSWER_S)[0]
+    """Wait until some of the processes answer or have died: those. If it takes too long, all are closed, and
+    Unavailable is raised."""
+    ready: list[ChildProcess] = select.select(processes, [], [], _ANSWER_S)[0]
+    if not ready:
+        for process in processes:
+            process.close()
+        raise Unavailable(f"no answer within {_ANSWER_S} s")
+    return ready
 
 
 def run(command: list[str | Path], log: Path, *, timeout: float, variables: Mapping[str, str] | None = None) -> None:

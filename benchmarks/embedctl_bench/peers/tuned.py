@@ -249,7 +249,7 @@ class TunedSystem:
                 process, at = free.pop(), waiting.popleft()
                 process.send(**calls[at], options=self.chosen.encode, vectors=self._file(at))
                 busy[process] = at
-            for process in answering([*busy]) or busy:  # if none answers in time, the first one says so
+            for process in answering([*busy]):
                 told = process.answer()["answers"]
                 at = busy.pop(process)
                 free.append(process)

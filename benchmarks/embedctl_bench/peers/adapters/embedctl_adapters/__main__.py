@@ -2,4 +2,5 @@
 
 from .serving import main
 
-main()
+if __name__ == "__main__":  # a process that a library starts may import this module again
+    main()
