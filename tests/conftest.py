@@ -30,6 +30,7 @@ from tests.support.limits import limited
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
 from tests.support.packages import need
 from tests.support.processes import free_ports
+from tests.support.proxy import Proxy
 from tests.support.qdrant_server import QdrantServer, qdrant_server
 from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
 
@@ -182,6 +183,15 @@ def redis_server(shared_redis: RedisServer) -> Iterator[RedisServer]:
         for kept in list(shared_brokers._live.values()):
             kept.workers._offers_until = 0.0
         yield shared_redis
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    """A link to the test's Redis that the test may disturb."""
+    proxy = Proxy(redis_server.folder / "redis.sock")
+    proxy.start()
+    yield proxy
+    proxy.stop()
 
 
 @pytest.fixture

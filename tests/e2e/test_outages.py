@@ -44,14 +44,6 @@ def redis_server(own_redis: RedisServer) -> RedisServer:
     return own_redis
 
 
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    proxy = Proxy(redis_server.folder / "redis.sock")
-    proxy.start()
-    yield proxy
-    proxy.stop()
-
-
 def in_background(work: Callable[[], T]) -> Future[T]:
     """Run in a thread that a failed test does not wait for."""
     future: Future[T] = Future()

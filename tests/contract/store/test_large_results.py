@@ -50,14 +50,6 @@ def claimed(broker: Broker, chunks: int = 1) -> str:
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
-    proxy = Proxy(redis_server.folder / "redis.sock")
-    proxy.start()
-    yield proxy
-    proxy.stop()
-
-
-@pytest.fixture
 def behind(proxy: Proxy, settings: Settings) -> Iterator[Broker]:
     broker = Broker.connect(settings.replace(redis_url=proxy.url))
     yield broker
