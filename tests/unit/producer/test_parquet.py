@@ -10,17 +10,7 @@ import pyarrow.parquet as pq
 
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
-from embedctl.waiting.results import Vectors
 from tests.support.result_chunks import result_chunk, unit_vectors
-
-
-def written(path: Path, chunks: int, rows: int, dim: int = 48) -> Vectors:
-    vectors = unit_vectors(chunks * rows, dim)
-    writer = ParquetWriter(Content(path, chunks * rows))
-    for first in range(0, chunks * rows, rows):
-        writer.write(result_chunk(vectors[first : first + rows], first=first))
-    writer.finish()
-    return vectors
 
 
 def test_every_bit_comes_back_in_nine_tenths_of_the_size(tmp_path: Path) -> None:

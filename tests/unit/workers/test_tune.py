@@ -85,7 +85,6 @@ def test_it_says_what_to_start_and_keeps_what_was_found(four_cpus: list[list[lis
 
 # On a GPU
 
-GPU = HardwareClass(device="gpu", backend="torch-gpu")
 A100 = Accelerator("gpu", 0, "GPU-0", "A100", memory=81920)
 
 
