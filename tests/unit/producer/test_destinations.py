@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.cli import main
-from embedctl.corpus import unique
+from embedctl.corpus import runs, unique
 from embedctl.corpus.digests import as_rows
 from embedctl.destinations import keyed
 from embedctl.destinations.formats import check_output
@@ -165,7 +165,7 @@ def test_equal_ids_are_refused_by_name_of_their_positions() -> None:
         decided(chunks(["a", "b"], ["a", "b"]), 4, Duplicates.ERROR)
 
 
-@pytest.mark.parametrize("held", [2, 3, 1000])
+@pytest.mark.parametrize("held", [3, 1000])
 @pytest.mark.parametrize("which", [Duplicates.FIRST, Duplicates.LAST])
 @given(st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=7), max_size=9))
 def test_all_but_one_of_equal_ids_are_left_out(which: Duplicates, held: int, parts: list[list[str]]) -> None:
@@ -173,6 +173,7 @@ def test_all_but_one_of_equal_ids_are_left_out(which: Duplicates, held: int, par
     labels = list(enumerate(label for part in parts for label in part))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unique, "_HELD", held)
+        patch.setattr(runs, "_FILES", 8)  # each time all are opened
         left_out = decided(chunks(*parts), len(labels), which)
     kept = {label: at for at, label in (labels if which is Duplicates.LAST else reversed(labels))}
     expected = [at for at, label in labels if kept[label] != at]
