@@ -82,8 +82,9 @@ class PostgresTable(Destination):
 
     def sources(self, ids: Sequence[RecordId]) -> Mapping[RecordId, bytes | None]:
         with self._transaction() as cursor:
-            query = sql.SQL("SELECT id, source FROM {} WHERE id = ANY(%s::{}[])")
-            found = cursor.execute(query.format(_beside_values(self._table), self._id_type), (list(ids),))
+            query = sql.SQL("SELECT id, {} FROM {} t WHERE id = ANY(%s::{}[])")
+            there = _beside_values(self._source), _beside_values(self._table)
+            found = cursor.execute(query.format(*there, self._id_type), (list(ids),))
             return dict(found.fetchall())
 
     def ids(self) -> Iterator[Row]:
@@ -94,7 +95,8 @@ class PostgresTable(Destination):
             connection.cursor("embedctl_rows", binary=True) as cursor,
         ):
             cursor.itersize = _FETCHED
-            yield from cursor.execute(sql.SQL("SELECT id, source FROM {} WHERE id IS NOT NULL").format(self._table))
+            query = sql.SQL("SELECT id, {} FROM {} t WHERE id IS NOT NULL")
+            yield from cursor.execute(query.format(self._source, self._table))
 
     def write(self, batch: Batch) -> None:
         if batch.kept is not None and "metadata" not in self._tables[0].columns:
@@ -116,8 +118,8 @@ class PostgresTable(Destination):
             cursor.execute(
                 sql.SQL(
                     "DELETE FROM {} AS t USING unnest(%s::{}[], %s::bytea[]) AS gone (id, source) "
-                    "WHERE t.id = gone.id AND t.source IS NOT DISTINCT FROM gone.source"
-                ).format(_beside_values(self._table), self._id_type),
+                    "WHERE t.id = gone.id AND {} IS NOT DISTINCT FROM gone.source"
+                ).format(_beside_values(self._table), self._id_type, _beside_values(self._source)),
                 ([label for label, _ in rows], [source for _, source in rows]),
             )
             return cursor.rowcount
@@ -148,6 +150,14 @@ class PostgresTable(Destination):
             # Whatever a role's default is: what another process did before it gave back a lock has to be seen.
             self._connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return self._connection
+
+    @property
+    def _source(self) -> sql.Composable:
+        """Of a row t of the table, what is told as its source: none if its multi-vectors are gone."""
+        if Output.MULTI not in self._contract.outputs:
+            return sql.SQL("t.source")
+        query = sql.SQL("CASE WHEN EXISTS (SELECT FROM {} c WHERE c.id = t.id) THEN t.source END")
+        return query.format(self._child)
 
     @property
     def _id_type(self) -> sql.SQL:
@@ -281,6 +291,6 @@ def _column(name: str, kind: LiteralString, size: int) -> sql.Composed:
     return sql.SQL("{} {}({}) NOT NULL, ").format(sql.Identifier(name), sql.SQL(kind), sql.Literal(size))
 
 
-def _beside_values(name: sql.Identifier) -> sql.SQL:
-    """A name in a query that takes values, where a % begins one of these."""
+def _beside_values(name: sql.Composable) -> sql.SQL:
+    """A name, or a part with names, in a query that takes values, where a % begins one of these."""
     return sql.SQL(name.as_string().replace("%", "%%"))

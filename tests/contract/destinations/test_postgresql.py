@@ -116,6 +116,21 @@ def test_multi_vectors_of_postgres_go_with_their_rows(in_postgres: Postgres, mon
     assert there == {"a": 1, "b": 3, "c": 1}
 
 
+def test_a_row_whose_multi_vectors_are_gone_is_written_again(in_postgres: Postgres) -> None:
+    rows, contract = tokens(["a", "b", "c"], 1), with_outputs(batch(["a", "b"]), ["multi"])[1]
+    written(in_postgres, rows, contract=contract)
+    before = in_postgres.other_vectors()
+    in_postgres.connection.execute(f"DELETE FROM {in_postgres.table}_multi WHERE id <> 'a'")
+    with in_postgres.delivery(contract) as destination:
+        told = destination.sources(rows.ids)
+        assert dict(destination.ids()) == told
+        assert [label for label, source in told.items() if source is None] == ["b", "c"]
+        assert destination.delete([("c", told["c"])]) == 1
+        destination.write(rows)
+        assert None not in destination.sources(rows.ids).values()
+    assert str(in_postgres.other_vectors()) == str(before)
+
+
 def one_by_one(rows: Batch) -> Iterator[tuple[RecordId, Any]]:
     for at, label in enumerate(rows.ids):
         yield label, rows.part(slice(at, at + 1))
