@@ -166,10 +166,10 @@ class Crowd:
             self._held = loop.call_later(hold_s, self._serve, loop)
             return
         self._began = now
+        self._turns += len(self._waiting)
+        for waiting in self._waiting.values():
+            loop.call_soon(waiting.popleft().go_on)  # by itself: if one fails, the others still have their turns
         loop.call_soon(self._next_round, loop)
-        for one in [waiting.popleft() for waiting in self._waiting.values()]:
-            self._turns += 1
-            one.go_on()
 
 
 class _Requests(h11.Connection):
