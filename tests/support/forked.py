@@ -212,6 +212,8 @@ class Forked:
             if stream is not None:
                 with suppress(BrokenPipeError):
                     stream.close()
+        if error is not None:  # nobody tells it to end any more, and the error is what is to be seen
+            self.kill()
         self.wait()
 
     def poll(self) -> int | None:
