@@ -291,11 +291,11 @@ def reference_of(task: Task, device: str = "cpu") -> Vectors:
     kept = task.place / "reference" / f"{name}{'' if device == 'cpu' else f'-{device}'}.npy"
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        process = TunedSystem(system, task)
+        loaded = TunedSystem(system, task)
         try:
-            np.save(kept.with_suffix(".unfinished.npy"), process.encode().vectors)
+            np.save(kept.with_suffix(".unfinished.npy"), loaded.encode().vectors)
         finally:
-            process.close()
+            loaded.close()
         shutil.move(kept.with_suffix(".unfinished.npy"), kept)
     vectors: Vectors = np.load(kept)
     return vectors
