@@ -97,6 +97,7 @@ def test_requests_are_answered_in_order_by_all_processes(adapter: str, tuned: Tu
     before = time.monotonic()
     done = system.encode()
     assert done.vectors[:, 0].tolist() == [1, 2, 3]
+    assert set(done.vectors[:, 1]) == set(system.pids)
     assert before <= done.began < done.began + 0.02 <= done.ended <= time.monotonic()
 
 
