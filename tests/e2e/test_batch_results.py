@@ -22,7 +22,7 @@ from tests.support.workers import StartWorker
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Small chunks, so that a batch has several."""
-    return settings.replace(hardware="auto", chunk_size=10)
+    return settings.replace(chunk_size=10)
 
 
 def ask(gateway: Running, batch_id: str, after: str | None = None) -> tuple[list[str], httpx2.Response]:

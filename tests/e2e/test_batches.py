@@ -26,11 +26,8 @@ from embedctl.store.stored_files import PART_BYTES
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.retry import Policy
-from embedctl_config.settings import Settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.access.admission import UPLOADS
-from embedctl_gateway.access.key_file import add_key
-from embedctl_gateway.calls.common import Gateway
 from tests.support.batches import (
     async_client_at,
     client_at,
@@ -42,7 +39,7 @@ from tests.support.batches import (
     rows_in,
     upload,
 )
-from tests.support.gateway import NO_TLS, Running, killed_gateway, running_gateway
+from tests.support.gateway import NO_TLS, Running, gateway_with_keys, killed_gateway, running_gateway
 from tests.support.here import Here
 from tests.support.limits import settings_of
 from tests.support.prepared import Put, stop
@@ -50,12 +47,6 @@ from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 LONG = "word " * 300
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """Any live worker will do."""
-    return settings.replace(hardware="auto")
 
 
 def test_a_batch_from_its_upload_to_its_vectors(here: Here, client: openai.OpenAI) -> None:
@@ -284,17 +275,15 @@ def test_a_broken_upload_is_gone(
     eventually(lambda: gateway.gateway.admission.held == 0)
 
 
-def test_uploads_that_bring_nothing_hold_up_nobody_and_end(here: Here, settings: Settings) -> None:
-    path = here.folder / "keys"
-    mine, theirs = add_key(path, "eve", "eve"), add_key(path, "bob", "bob")
-    guarded = settings.replace(gateway_keys_file=str(path))
-    head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {mine}\r\ncontent-length: 100000\r\n"
-    begin = f"{head}content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode()
+def test_uploads_that_bring_nothing_hold_up_nobody_and_end(here: Here) -> None:
     with (
-        running_gateway(guarded, Gateway(guarded, body_s=5.0)) as gateway,
-        running_gateway(guarded) as second,
+        gateway_with_keys(here.settings, here.folder, "eve", "bob", body_s=5.0) as (gateway, (mine, theirs)),
+        running_gateway(gateway.gateway.settings) as second,
         ExitStack() as opened,
     ):
+        head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {mine}\r\n"
+        form = "content-length: 100000\r\ncontent-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+        begin = f"{head}{form}".encode()
         idle = [opened.enter_context(gateway.connect()) for _ in range(UPLOADS.most + 1)]
         for each in idle:
             each.sendall(begin)
@@ -400,10 +389,8 @@ def test_a_dropped_answer_and_a_retry_make_one_batch(gateway: Running, monkeypat
 
 def test_two_keys_see_nothing_of_each_other(here: Here) -> None:
     here.start_worker()
-    path = here.folder / "keys"
-    mine, theirs = add_key(path, "alice", "search"), add_key(path, "bob", "ads")
     with (
-        running_gateway(here.settings.replace(gateway_keys_file=str(path))) as gateway,
+        gateway_with_keys(here.settings, here.folder, "search", "ads") as (gateway, (mine, theirs)),
         client_of(gateway, mine) as alice,
         client_of(gateway, theirs) as bob,
     ):
@@ -434,7 +421,7 @@ def test_two_keys_see_nothing_of_each_other(here: Here) -> None:
 def test_parts_outside_of_redis_stay_as_long_as_their_file(here: Here, environment: dict[str, str]) -> None:
     data = here.folder / "data"
     environment |= {"EMBEDCTL_CHUNK_FILES": str(data), "LIMIT_CHUNK_INLINE_BYTES": "0"}
-    settings = settings_of(environment).replace(hardware="auto")
+    settings = settings_of(environment)
     here.start_worker()
 
     def kept() -> list[Path]:
@@ -508,8 +495,8 @@ def test_another_gateway_resumes_after_a_kill(here: Here, where: str, environmen
 def test_a_batch_waits_while_its_tenant_has_no_room(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.batches.runner._NO_ROOM_S", 0.2)
     here.broker.quotas.state("default", TenantEntry(max_jobs=1), by="a test", since_ms=1)
-    first = enqueue_embeddings(["one"], settings=here.settings.replace(hardware="dummy"))
-    with running_gateway(here.settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
+    first = enqueue_embeddings(["one"], settings=here.settings)
+    with running_gateway(here.settings, hardware="dummy") as gateway, client_of(gateway) as client:
         made = create(client, upload(client, lines_of(["one", "two"])))
         eventually(lambda: counts(client.batches.retrieve(made.id))[0] == 2, what="the check of the requests")
         time.sleep(1)  # several tries; a busy machine may hide one that makes the job

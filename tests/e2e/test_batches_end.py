@@ -174,15 +174,10 @@ ROWS: list[tuple[str, Event, tuple[str, ...], str | None]] = [
 
 
 @pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.replace(hardware="dummy")
-
-
-@pytest.fixture
 def gateway(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     for name in ("_PAUSE_S", "_NO_ROOM_S", "_LOOK_S", "_CHECK_S"):
         monkeypatch.setattr(f"embedctl_gateway.batches.runner.{name}", 0.1)
-    with running_gateway(settings) as running:
+    with running_gateway(settings, hardware="dummy") as running:
         yield running
 
 

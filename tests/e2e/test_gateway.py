@@ -43,12 +43,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 TEXTS = ["one", "two words", "three words here"]
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """Any live worker will do."""
-    return settings.replace(hardware="auto")
-
-
 @pytest.mark.client(
     "openai", "lists models; embeds, as base64 and as floats, with `dimensions`: the vectors of the library"
 )

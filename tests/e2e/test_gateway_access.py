@@ -17,7 +17,7 @@ from embedctl_config.settings import Settings
 from embedctl_gateway.access.key_file import add_key, remove_key
 from embedctl_gateway.access.verbs import VERBS
 from embedctl_gateway.calls import openapi, steps
-from tests.support.gateway import running_gateway
+from tests.support.gateway import gateway_with_keys, running_gateway
 from tests.support.here import Here
 from tests.support.processes import changed
 from tests.support.waiting import eventually
@@ -117,9 +117,9 @@ def test_a_key_that_may_read_fetches_and_changes_nothing(here: Here, short_folde
 
 def test_a_job_tells_its_caller_nothing_of_machines_and_places(here: Here, short_folder: Path) -> None:
     here.start_worker()
-    keys, file = short_folder / "keys", short_folder / "key"
-    file.write_text(key := add_key(keys, "alice", "search"))
-    with running_gateway(here.settings.replace(gateway_keys_file=str(keys))) as gateway:
+    file = short_folder / "key"
+    with gateway_with_keys(here.settings, short_folder, "search") as (gateway, (key,)):
+        file.write_text(key)
         apart = here.settings.replace(redis_url="", url=gateway.url, chunk_files="", api_key_file=str(file))
         job = enqueue_embeddings(["a text of the test"], settings=apart)
         assert job.wait(timeout=60).done == 1
@@ -134,10 +134,11 @@ def test_a_job_tells_its_caller_nothing_of_machines_and_places(here: Here, short
 
 
 def test_all_gateways_refuse_a_key_that_was_removed(settings: Settings, short_folder: Path) -> None:
-    path = short_folder / "keys"
-    key = add_key(path, "alice", "search")
-    guarded = settings.replace(gateway_keys_file=str(path))
-    with running_gateway(guarded) as one, running_gateway(guarded) as other, ExitStack() as opened:
+    with (
+        gateway_with_keys(settings, short_folder, "search") as (one, (key,)),
+        running_gateway(one.gateway.settings) as other,
+        ExitStack() as opened,
+    ):
         clients = [opened.enter_context(each.client(key)) for each in (one, other)]
         upload = opened.enter_context(one.connect())
         upload.sendall(
@@ -146,7 +147,7 @@ def test_all_gateways_refuse_a_key_that_was_removed(settings: Settings, short_fo
         )
         assert [each.get("/v1/files").status_code for each in clients] == [200, 200]
         eventually(lambda: one.gateway.admission.ledger._held, what="the upload's room")
-        remove_key(path, "alice")
+        remove_key(short_folder / "keys", "search")
         for client in clients:
             eventually(lambda client=client: client.get("/v1/files").status_code == 401, what="the refusal")  # type: ignore[misc]  # mypy takes no lambda with a default
         upload.sendall(FORM)  # it began with the key
@@ -160,10 +161,8 @@ FORM = (
 
 
 def test_a_stranger_is_not_asked_for_a_body(settings: Settings, short_folder: Path) -> None:
-    add_key(short_folder / "keys", "alice", "search")
     head = b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n"
-    guarded = settings.replace(gateway_keys_file=str(short_folder / "keys"))
-    with running_gateway(guarded) as gateway, gateway.connect() as connection:
+    with gateway_with_keys(settings, short_folder, "search") as (gateway, _), gateway.connect() as connection:
         connection.sendall(head)
         assert connection.recv(65536).startswith(b"HTTP/1.1 401")
 
@@ -174,10 +173,8 @@ def test_guesses_wait_and_holders_of_keys_do_not(
     monkeypatch.setattr("embedctl_gateway.access.callers._EVERY_S", 600.0)
     monkeypatch.setattr("embedctl_gateway.access.callers._LONGEST_PAUSE_S", 36_000.0)
     monkeypatch.setattr("embedctl_gateway.access.callers._AT_ONCE", 3)
-    path = short_folder / "keys"
-    key = add_key(path, "alice", "search")
     guess = b"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer guess\r\n\r\n"
-    with running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway, ExitStack() as opened:
+    with gateway_with_keys(settings, short_folder, "search") as (gateway, (key,)), ExitStack() as opened:
         with gateway.client("guess") as wrong:
             assert [wrong.get("/v1/files").status_code for _ in range(3)] == [401] * 3
         waiting = [opened.enter_context(gateway.connect()) for _ in range(20)]

@@ -19,9 +19,8 @@ import openai
 import pytest
 
 from embedctl_config.settings import Settings
-from embedctl_gateway.access.key_file import add_key
 from tests.support.batches import client_of
-from tests.support.gateway import Running, running_gateway
+from tests.support.gateway import Running, gateway_with_keys, running_gateway
 from tests.support.jobs import reference
 from tests.support.workers import StartWorker
 
@@ -38,7 +37,7 @@ Run = Callable[..., Any]
 @pytest.fixture
 def gateway(settings: Settings, start_worker: StartWorker) -> Iterator[Running]:
     start_worker()
-    with running_gateway(settings.replace(hardware="auto")) as running:
+    with running_gateway(settings) as running:
         yield running
 
 
@@ -80,9 +79,10 @@ def example(language: str, word: str) -> str:
 @pytest.mark.client("openai", "errors are those of the client: their classes, codes and fields")
 def test_errors_of_the_official_client(settings: Settings, start_worker: StartWorker, short_folder: Path) -> None:
     start_worker()
-    key = add_key(short_folder / "keys", "alice", "search")
-    guarded = settings.replace(hardware="auto", gateway_keys_file=str(short_folder / "keys"))
-    with running_gateway(guarded) as gateway, client_of(gateway, key, retries=2) as client:
+    with (
+        gateway_with_keys(settings, short_folder, "search") as (gateway, (key,)),
+        client_of(gateway, key, retries=2) as client,
+    ):
         with pytest.raises(openai.NotFoundError) as unknown:
             client.embeddings.create(input="one", model="dumy")
         with pytest.raises(openai.BadRequestError) as ids:

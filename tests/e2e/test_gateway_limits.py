@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import count, cycle, repeat
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,22 +19,22 @@ import pytest
 
 from embedctl_config.settings import Settings
 from embedctl_config.tenants import DEFAULT, RATES, TenantEntry
-from embedctl_gateway.access.key_file import add_key
-from embedctl_gateway.calls.common import Gateway
 from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of
 from embedctl_gateway.serving.connections import TimedProtocol
 from tests.support.batches import client_of
-from tests.support.gateway import NO_TLS, Running, error_of, jobs_left, request_bytes, running_gateway
+from tests.support.gateway import (
+    NO_TLS,
+    Running,
+    error_of,
+    gateway_with_keys,
+    jobs_left,
+    request_bytes,
+    running_gateway,
+)
 from tests.support.here import Here
 from tests.support.limits import limited
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.workers import StartWorker
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """Any live worker will do."""
-    return settings.replace(hardware="auto")
 
 
 def embed_until_refused(*clients: openai.OpenAI) -> tuple[int, openai.RateLimitError]:
@@ -113,7 +114,7 @@ def test_who_is_answered_sends_no_endless_body(
 
 def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
     whole = request_bytes("/v1/embeddings", {"input": "one", "model": "dummy"})
-    with running_gateway(settings, Gateway(settings, body_s=0.2)) as running:
+    with running_gateway(settings, body_s=0.2) as running:
         for sent, status in (
             (whole[:-5], b"408"),  # a body that does not end
             (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 100_000, b"400"),
@@ -182,15 +183,11 @@ def test_many_new_connections_hold_up_nobody(settings: Settings, monkeypatch: py
 
 
 def test_strangers_connections_keep_no_holder_of_a_key_out(
-    here: Here, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 3)
-    key = add_key(here.folder / "keys", "alice", "search")
-    asked = f"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n".encode()
-    with (
-        running_gateway(settings.replace(gateway_keys_file=str(here.folder / "keys"))) as gateway,
-        ExitStack() as opened,
-    ):
+    with gateway_with_keys(settings, short_folder, "search") as (gateway, (key,)), ExitStack() as opened:
+        asked = f"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n".encode()
         for _ in range(3):
             opened.enter_context(gateway.connect())
         holder = opened.enter_context(gateway.connect())

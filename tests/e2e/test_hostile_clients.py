@@ -15,23 +15,15 @@ import pytest
 import redis
 
 from embedctl.store.stored_files import StoredFile
-from embedctl_config.settings import Settings
-from embedctl_gateway.access.key_file import add_key
 from embedctl_gateway.calls.objects import file_object
 from embedctl_gateway.serving.connections import MAX_LINES, Crowd
 from tests.support.batches import client_of, create, ended, lines_of, upload
-from tests.support.gateway import Running, request_bytes, running_gateway
+from tests.support.gateway import Running, gateway_with_keys, request_bytes, running_gateway
 from tests.support.here import Here
 from tests.support.limits import limited
 from tests.support.waiting import eventually
 
 FORM = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """Any live worker will do."""
-    return settings.replace(hardware="auto")
 
 
 def status_of(connection: socket.socket) -> bytes:
@@ -65,14 +57,13 @@ def test_many_short_headers_are_not_parsed(gateway: Running, lines: int, status:
         assert status_of(connection) == status
 
 
-def test_a_tenant_with_all_connections_loses_one_to_a_newcomer(
-    here: Here, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tenant_with_all_connections_loses_one_to_a_newcomer(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedctl_gateway.serving.connections.TimedProtocol.max_connections", 8)
-    path = here.folder / "keys"
-    mine, theirs = add_key(path, "bob", "bob"), add_key(path, "eve", "eve")
     asked = b"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n\r\n"
-    with running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway, ExitStack() as opened:
+    with (
+        gateway_with_keys(here.settings, here.folder, "bob", "eve") as (gateway, (mine, theirs)),
+        ExitStack() as opened,
+    ):
         eve = [opened.enter_context(gateway.connect()) for _ in range(8)]
         for each in eve:
             each.sendall(asked % theirs.encode())
@@ -83,15 +74,13 @@ def test_a_tenant_with_all_connections_loses_one_to_a_newcomer(
 
 
 def test_a_newcomer_with_a_key_waits_for_no_strangers_at_its_address(
-    here: Here, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_turn = Crowd.has_turn
     monkeypatch.setattr(Crowd, "has_turn", lambda crowd, one: bool(one.tenant) and has_turn(crowd, one))
-    path = here.folder / "keys"
-    key = add_key(path, "bob", "bob")
     asked = b"GET /v1/files HTTP/1.1\r\nhost: localhost\r\nAuthorization: bearer %b\r\n\r\n"
     with (
-        running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway,
+        gateway_with_keys(here.settings, here.folder, "bob") as (gateway, (key,)),
         gateway.connect() as stranger,
         gateway.connect() as bob,
     ):
@@ -151,12 +140,9 @@ def test_a_line_that_takes_long_to_parse_is_refused_unparsed(
     assert [(each.code, each.line) for each in batch.errors.data or []] == [(code, 2)]
 
 
-def test_large_batches_of_a_tenant_hold_up_no_other_ones(
-    here: Here, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_batches_of_a_tenant_hold_up_no_other_ones(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a gateway's threads for large batches are busy with one tenant's."""
-    path, over = here.folder / "keys", threading.Event()
-    mine, theirs = add_key(path, "bob", "bob"), add_key(path, "eve", "eve")
+    over = threading.Event()
     monkeypatch.setattr("embedctl_gateway.batches.runner._SMALL_BYTES", 1000)
     checks: list[str] = []
 
@@ -168,7 +154,10 @@ def test_large_batches_of_a_tenant_hold_up_no_other_ones(
         yield data
 
     monkeypatch.setattr("embedctl_gateway.batches.runner.requests_of", lines)
-    with running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway, ExitStack() as opened:
+    with (
+        gateway_with_keys(here.settings, here.folder, "bob", "eve") as (gateway, (mine, theirs)),
+        ExitStack() as opened,
+    ):
         opened.callback(over.set)
         eve, bob = (opened.enter_context(client_of(gateway, key)) for key in (theirs, mine))
         large = upload(eve, lines_of(["word " * 300]))

@@ -64,7 +64,8 @@ class Outside(NamedTuple):
 def outside(here: Here, tmp_path: Path) -> Iterator[Outside]:
     keys, key_file = tmp_path / "gateway.keys", tmp_path / "key"
     key_file.write_text(add_key(keys, "alice", "search") + "\n")
-    with running_gateway(here.settings.replace(gateway_keys_file=str(keys))) as gateway:
+    # Of one class, because some jobs are made before there is a worker.
+    with running_gateway(here.settings.replace(gateway_keys_file=str(keys)), hardware="dummy") as gateway:
         settings = here.settings.replace(redis_url="", url=gateway.url, api_key_file=str(key_file), chunk_files="")
         variables = {"EMBEDCTL_URL": gateway.url, "EMBEDCTL_API_KEY_FILE": str(key_file), "EMBEDCTL_CHUNK_FILES": ""}
         yield Outside(gateway, keys, settings, {**variables, "EMBEDCTL_REDIS_URL": ""})

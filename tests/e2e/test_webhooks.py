@@ -77,7 +77,7 @@ def settings(settings: Settings, told: Told, short_folder: Path) -> Iterator[Set
     secret.write_text(SECRET + "\n")
     with receiving(told) as url:
         receiver = {"gateway_webhook_url": url, "gateway_webhook_networks": "127.0.0.1"}
-        yield settings.replace(hardware="auto", gateway_webhook_secret_file=str(secret), **receiver)
+        yield settings.replace(gateway_webhook_secret_file=str(secret), **receiver)
 
 
 def run(client: openai.OpenAI, data: bytes) -> Batch:

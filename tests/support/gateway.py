@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from subprocess import DEVNULL
 from typing import IO, Any, NamedTuple
 
@@ -16,6 +17,7 @@ import httpx2
 
 from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
+from embedctl_gateway.access.key_file import add_key
 from embedctl_gateway.calls.common import Gateway
 from embedctl_gateway.serving.serve import listening, make_server
 from tests.support.forked import Forked
@@ -43,10 +45,15 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def running_gateway(settings: Settings, gateway: Gateway | None = None) -> Iterator[Running]:
-    """A gateway on a free port, until the end of the block."""
-    settings = settings.replace(gateway_address="0")
-    gateway = gateway or Gateway(settings)
+def running_gateway(settings: Settings, *, hardware: str = "auto", body_s: float | None = None) -> Iterator[Running]:
+    """A gateway on a free port, until the end of the block.
+
+    Args:
+        hardware: the class whose workers it takes; by default, any live worker will do.
+        body_s: how long a body may take (seconds); None is the product's own bound.
+    """
+    settings = settings.replace(gateway_address="0", hardware=hardware)
+    gateway = Gateway(settings) if body_s is None else Gateway(settings, body_s=body_s)
     server = make_server(settings, gateway)
     listener, url = listening(settings)
     with listener:
@@ -58,6 +65,17 @@ def running_gateway(settings: Settings, gateway: Gateway | None = None) -> Itera
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def gateway_with_keys(
+    settings: Settings, folder: Path, *tenants: str, body_s: float | None = None
+) -> Iterator[tuple[Running, list[str]]]:
+    """A gateway that lets in only who has a key, and a key of each tenant; they are kept in a folder."""
+    path = folder / "keys"
+    keys = [add_key(path, tenant, tenant) for tenant in tenants]
+    with running_gateway(settings.replace(gateway_keys_file=str(path)), body_s=body_s) as running:
+        yield running, keys
 
 
 @contextmanager
