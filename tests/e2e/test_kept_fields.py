@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl import CorpusChanged, Job, JobState, enqueue_embeddings
-from embedctl_config import keys
+from embedctl import Job, JobState, enqueue_embeddings
 from tests.support.here import Here
 from tests.support.jobs import reference
 
@@ -112,29 +111,3 @@ def test_what_is_retried_keeps_them(here: Here) -> None:
     here.start_worker("small")
     assert job.wait(timeout=60).state is JobState.COMPLETED
     assert (found_in(job), counted(job)) == (kept_of(items, ("title",)), [3, 150, 4])
-
-
-@pytest.mark.parametrize("lost", [keys.chunk_input, keys.chunk_result])
-def test_a_chunk_that_redis_lost_is_repaired_with_them_by_the_same_corpus(here: Here, lost: Any) -> None:
-    def submit(items: list[dict[str, Any]] = ITEMS, **options: Any) -> Job:
-        options = {"keep": KEEP, "count_tokens": True, **options}
-        return enqueue_embeddings(items, chunk_size=10, idempotency_key="key", settings=here.settings, **options)
-
-    job = submit()
-    if lost is keys.chunk_result:
-        here.start_worker()
-        job.wait(timeout=60)
-    with pytest.raises(CorpusChanged, match="record 21 is not the one"):
-        submit([*ITEMS[:21], {**ITEMS[21], "n": "other"}, *ITEMS[22:]])
-    for options, said in (
-        ({"keep": ("title",)}, r"keep was \['title', 'n', 'of'\] and is"),
-        ({"count_tokens": False}, "count_tokens was True and is None"),
-    ):
-        with pytest.raises(CorpusChanged, match=said):
-            submit(**options)
-    assert here.raw.delete(lost(job.id, 2))
-    assert submit().id == job.id
-    if lost is keys.chunk_input:
-        here.start_worker()
-    assert job.wait(timeout=60).state is JobState.COMPLETED
-    assert (found_in(job), counted(job)) == (kept_of(ITEMS), [2] * 40)

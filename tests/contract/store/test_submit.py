@@ -74,13 +74,16 @@ def test_a_corpus_that_is_longer_or_shorter_under_the_same_key_is_refused(settin
         {"normalize": False},
         {"dimensions": 2},
         {"chunk_size": 3},
+        {"keep": ("title",)},
+        {"count_tokens": True},
         {"model": "m"},
     ],
 )
 def test_other_options_under_the_same_key_are_refused_by_name(settings: Settings, option: dict[str, Any]) -> None:
-    enqueue_embeddings(TEXTS, chunk_size=4, idempotency_key="k", settings=settings)
+    items = [{"text": text, "title": text.upper()} for text in TEXTS]
+    enqueue_embeddings(items, chunk_size=4, idempotency_key="k", settings=settings)
     with pytest.raises(CorpusChanged, match=f"other options: .*{next(iter(option))} was"):
-        enqueue_embeddings(TEXTS, **{"chunk_size": 4, **option}, idempotency_key="k", settings=settings)
+        enqueue_embeddings(items, **{"chunk_size": 4, **option}, idempotency_key="k", settings=settings)
 
 
 @pytest.mark.parametrize(
