@@ -112,7 +112,7 @@ def test_a_batch_file_is_told_by_its_first_line_and_answered(here: Here) -> None
     assert_answered(together[:-2], REQUESTS)
     assert together[-2:] == errors
     # In other formats, each text is a row.
-    assert here.embedctl("fetch", job, "-o", "plain.jsonl", "--format", "jsonl").returncode == 3
+    here.embedctl("fetch", job, "-o", "plain.jsonl", "--format", "jsonl", status=3)
     first = lines_of(here.folder / "plain.jsonl")[0]
     assert {name: first[name] for name in ("id", "index", "inputs")} == {"id": "request-0", "index": 0, "inputs": 1}
     fetched = here.embedctl("fetch", job, "-o", "out.parquet")

@@ -80,7 +80,7 @@ def test_jsonl_and_parquet_hold_them_and_npy_says_that_it_does_not(here: Here) -
     assert rows[40]["error"]["code"] == "empty"
 
     job = done.stdout.strip()
-    assert here.embedctl("fetch", job, "-o", "out.parquet").returncode == 3
+    here.embedctl("fetch", job, "-o", "out.parquet", status=3)
     table = pq.read_table(here.folder / "out.parquet")
     assert {name: table.schema.field(name).type for name in KEEP} == {
         "title": pa.string(),

@@ -140,8 +140,8 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(here: H
     ready = here.embedctl("worker", "--ready")
     assert (ready.returncode, ready.stdout) == (1, "")
     assert f"{hung.row().name} has finished no batch for " in ready.stderr
-    assert here.embedctl("worker", "--ready", "--class", "hung").returncode == 1
-    assert here.embedctl("worker", "--ready", "--class", "dummy").returncode == 0
+    here.embedctl("worker", "--ready", "--class", "hung", status=1)
+    here.embedctl("worker", "--ready", "--class", "dummy", status=0)
 
     def gone() -> list[str]:
         return [each.worker.name for each in served.gone_workers()]

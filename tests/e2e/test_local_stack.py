@@ -37,7 +37,7 @@ def test_up_keeps_a_stack_running_for_other_commands_and_stays_quiet(here: Here)
         before, _, after = up.text.partition("export EMBEDCTL_REDIS_URL=")
         url = after.split()[0]
         assert "In another terminal: the line below" in before
-        assert here.embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url).returncode == 0
+        here.embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url, status=0)
         up.process.send_signal(signal.SIGINT)
         assert up.ended() == 0
     assert "ready after" in up.text

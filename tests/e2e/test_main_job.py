@@ -80,9 +80,9 @@ def test_standard_input_partial_failure_and_exit_codes(here: Here) -> None:
     [error] = [json.loads(line) for line in (here.folder / "out.errors.jsonl").read_text().splitlines()]
     assert (error["position"], error["code"]) == (1, "empty")
 
-    assert here.embedctl("submit", "-", "--wait", "--format", "txt", stdin="\n").returncode == 1
-    assert here.embedctl("status", "20200101-000000-0000000000").returncode == 4
-    assert here.embedctl("submit", "missing.jsonl").returncode == 2
+    here.embedctl("submit", "-", "--wait", "--format", "txt", stdin="\n", status=1)
+    here.embedctl("status", "20200101-000000-0000000000", status=4)
+    here.embedctl("submit", "missing.jsonl", status=2)
     down = here.embedctl("status", "x", EMBEDCTL_REDIS_URL=f"unix://{here.folder}/nothing.sock", status=69)
     assert "can't be reached" in down.stderr
     assert "Traceback" not in down.stderr

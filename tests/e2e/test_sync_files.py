@@ -146,7 +146,7 @@ def test_what_can_not_be_done_is_refused_before_anything_is_queued(here: Here) -
     here.start_worker()
     submitted(here, many(5), "-o", "old.npy")
     job = enqueue_embeddings(["one"], settings=here.settings)
-    assert here.embedctl("fetch", job.id, "-o", "plain.parquet").returncode == 0
+    here.embedctl("fetch", job.id, "-o", "plain.parquet", status=0)
     before = here.broker.jobs.newest_ids(9)
     for words, options in (
         ("has no digests", ["--sync", "-o", "plain.parquet"]),
@@ -174,7 +174,7 @@ def test_any_job_of_the_command_line_is_fetched_with_digests(here: Here) -> None
     documents = many(20)
     job = submitted(here, documents, "--wait")["id"]
     for name in ("a.parquet", "a.npy", "a.jsonl"):
-        assert here.embedctl("fetch", job, "-o", name).returncode == 0
+        here.embedctl("fetch", job, "-o", name, status=0)
     assert_holds(here.folder / "a.parquet", documents)
     digests = b"".join(hashlib.sha256(text.encode()).digest() for text in documents.values())
     assert (here.folder / "a.digests.bin").read_bytes() == digests

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ from tests.support.gateway import Running, error_of, running_gateway
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.limits import limited
-from tests.support.processes import changed, free_ports
+from tests.support.processes import RunEmbedctl, free_ports
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -56,8 +57,9 @@ class Outside(NamedTuple):
     gateway: Running
     keys: Path
     settings: Settings
-    #: The variables of the caller's processes.
+    #: The variables of the caller's processes, and what runs commands with them.
     variables: dict[str, str]
+    embedctl: RunEmbedctl
 
 
 @pytest.fixture
@@ -67,8 +69,9 @@ def outside(here: Here, tmp_path: Path) -> Iterator[Outside]:
     # Of one class, because some jobs are made before there is a worker.
     with running_gateway(here.settings.replace(gateway_keys_file=str(keys)), hardware="dummy") as gateway:
         settings = here.settings.replace(redis_url="", url=gateway.url, api_key_file=str(key_file), chunk_files="")
-        variables = {"EMBEDCTL_URL": gateway.url, "EMBEDCTL_API_KEY_FILE": str(key_file), "EMBEDCTL_CHUNK_FILES": ""}
-        yield Outside(gateway, keys, settings, {**variables, "EMBEDCTL_REDIS_URL": ""})
+        nowhere = dict.fromkeys(("EMBEDCTL_REDIS_URL", "EMBEDCTL_CHUNK_FILES"), "")
+        variables = {**nowhere, "EMBEDCTL_URL": gateway.url, "EMBEDCTL_API_KEY_FILE": str(key_file)}
+        yield Outside(gateway, keys, settings, variables, partial(here.embedctl, **variables))
 
 
 def test_the_library_gets_the_same_vectors_through_a_gateway(here: Here, outside: Outside) -> None:
@@ -98,30 +101,23 @@ def test_the_library_gets_the_same_vectors_through_a_gateway(here: Here, outside
 def test_the_commands_write_the_same_bytes_through_a_gateway(here: Here, outside: Outside) -> None:
     here.start_worker()
     (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
-    for name, variables in (("redis", {}), ("gateway", outside.variables)):
-        with changed(here.environment, variables):
-            submitted = here.embedctl("submit", "corpus.txt", "--chunk-size", "64")
-            assert submitted.returncode == 0, submitted.stderr
-            job_id = submitted.stdout.strip()
-            fetched = here.embedctl("fetch", job_id, "-o", f"{name}.npy", "--quiet")
-            assert fetched.returncode == 0, fetched.stderr
-            shown = here.embedctl("status", job_id, "--json")
-            assert json.loads(shown.stdout)["done"] == len(TEXTS), shown.stderr
-            for command in ("wait", "errors", "cancel", "discard"):
-                done = here.embedctl(command, job_id)
-                assert done.returncode == 0, done.stderr
+    for name, embedctl in (("redis", here.embedctl), ("gateway", outside.embedctl)):
+        job_id = embedctl("submit", "corpus.txt", "--chunk-size", "64", status=0).stdout.strip()
+        embedctl("fetch", job_id, "-o", f"{name}.npy", "--quiet", status=0)
+        shown = embedctl("status", job_id, "--json")
+        assert json.loads(shown.stdout)["done"] == len(TEXTS), shown.stderr
+        for command in ("wait", "errors", "cancel", "discard"):
+            embedctl(command, job_id, status=0)
     assert (here.folder / "redis.npy").read_bytes() == (here.folder / "gateway.npy").read_bytes()
     assert not list(here.broker.jobs.newest())
 
 
 def test_a_file_is_brought_up_to_date_through_a_gateway(here: Here, outside: Outside) -> None:
     here.start_worker()
-    with changed(here.environment, outside.variables):
-        for texts in (TEXTS[:20], TEXTS[5:25]):
-            lines = (json.dumps({"id": text, "text": text}) for text in texts)
-            (here.folder / "corpus.jsonl").write_text("\n".join(lines))
-            done = here.embedctl("submit", "corpus.jsonl", "-o", "out.npy", "--sync")
-            assert done.returncode == 0, done.stderr
+    for texts in (TEXTS[:20], TEXTS[5:25]):
+        lines = (json.dumps({"id": text, "text": text}) for text in texts)
+        (here.folder / "corpus.jsonl").write_text("\n".join(lines))
+        done = outside.embedctl("submit", "corpus.jsonl", "-o", "out.npy", "--sync", status=0)
     assert re.search(r"\b15 .*unchanged|\b5 .*(new|encoded)", done.stderr), done.stderr
     np.testing.assert_allclose(np.load(here.folder / "out.npy"), reference(TEXTS[5:25]), atol=1e-6)
 
@@ -129,15 +125,12 @@ def test_a_file_is_brought_up_to_date_through_a_gateway(here: Here, outside: Out
 def test_run_leaves_the_work_to_the_gateways_workers(here: Here, outside: Outside) -> None:
     here.start_worker()
     (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
-    with changed(here.environment, outside.variables):
-        done = here.embedctl("run", "corpus.txt", "-o", "run.npy", "--quiet")
-        assert done.returncode == 0, done.stderr
-        refused = here.embedctl("run", "corpus.txt", "-o", "run.npy", "--cpus", "0")
-        folder = here.embedctl("run", "corpus.txt", "-o", "parts/", "--quiet")
+    outside.embedctl("run", "corpus.txt", "-o", "run.npy", "--quiet", status=0)
+    refused = outside.embedctl("run", "corpus.txt", "-o", "run.npy", "--cpus", "0", status=2)
+    outside.embedctl("run", "corpus.txt", "-o", "parts/", "--quiet", status=0)
     np.testing.assert_allclose(np.load(here.folder / "run.npy"), reference(TEXTS), atol=1e-6)
     assert not list(here.broker.jobs.newest())
-    assert (refused.returncode, "EMBEDCTL_URL names a gateway: omit them" in refused.stderr) == (2, True)
-    assert folder.returncode == 0, folder.stderr
+    assert "EMBEDCTL_URL names a gateway: omit them" in refused.stderr
     np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
 
 
@@ -151,10 +144,8 @@ def test_a_killed_drain_resumes_and_no_vector_is_lost_or_doubled(
     with killed_at(RemoteDrains, step, 2, after=after):
         job.deliver(here.folder / "parts")
     assert here.broker.drains.state(job.id).parts == 1 + after
-    with changed(here.environment, outside.variables):
-        done = here.embedctl("fetch", job.id[-6:], "-o", "parts/", "--quiet")
-        assert done.returncode == 0, done.stderr
-        shown = json.loads(here.embedctl("status", job.id[-6:], "--json").stdout)
+    outside.embedctl("fetch", job.id[-6:], "-o", "parts/", "--quiet", status=0)
+    shown = json.loads(outside.embedctl("status", job.id[-6:], "--json").stdout)
     np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
     assert (shown["done"], shown["id"]) == (len(TEXTS), job.id)
     np.testing.assert_allclose(job.vectors(), reference(TEXTS), atol=1e-6)  # of the parts
@@ -166,19 +157,16 @@ def test_a_killed_drain_resumes_and_no_vector_is_lost_or_doubled(
 def test_a_submission_drains_into_a_folder(here: Here, outside: Outside) -> None:
     here.start_worker()
     (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
-    with changed(here.environment, outside.variables):
-        begun = here.embedctl("submit", "corpus.txt", "--drain", "--quiet")
-        assert begun.returncode == 0, begun.stderr
-        assert here.broker.jobs.status(begun.stdout.strip()).results_high_water
-        done = here.embedctl("fetch", begun.stdout.strip(), "-o", "parts/", "--quiet")
-        assert done.returncode == 0, done.stderr
-        np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
-        known = len(list(here.broker.jobs.newest()))
-        refused = here.embedctl("submit", "corpus.txt", "-o", "parts/", "--resume", "another", status=2)
-        assert f"of job {begun.stdout.strip()}: choose another folder" in refused.stderr
-        for _ in range(2):
-            here.embedctl("submit", "corpus.txt", "-o", "more/", "--resume", "k", status=0)
-        assert len(list(here.broker.jobs.newest())) == known + 1
+    begun = outside.embedctl("submit", "corpus.txt", "--drain", "--quiet", status=0)
+    assert here.broker.jobs.status(begun.stdout.strip()).results_high_water
+    outside.embedctl("fetch", begun.stdout.strip(), "-o", "parts/", "--quiet", status=0)
+    np.testing.assert_allclose(vectors_in(here.folder / "parts"), reference(TEXTS), atol=1e-6)
+    known = len(list(here.broker.jobs.newest()))
+    refused = outside.embedctl("submit", "corpus.txt", "-o", "parts/", "--resume", "another", status=2)
+    assert f"of job {begun.stdout.strip()}: choose another folder" in refused.stderr
+    for _ in range(2):
+        outside.embedctl("submit", "corpus.txt", "-o", "more/", "--resume", "k", status=0)
+    assert len(list(here.broker.jobs.newest())) == known + 1
 
 
 def vectors_in(folder: Path) -> Any:
@@ -240,16 +228,16 @@ def test_the_list_shows_the_tenants_jobs_alone_in_slices(
     mine = [enqueue_embeddings(TEXTS[:1], settings=outside.settings).id for _ in range(3)]
     others = [enqueue_embeddings(TEXTS[:1], settings=here.settings).id for _ in range(7)]
     mine.append(enqueue_embeddings(TEXTS[:1], settings=outside.settings).id)
-    with changed(here.environment, outside.variables):
-        listed = json.loads(here.embedctl("list", "--json").stdout)
-        assert [job["id"] for job in listed] == mine[::-1]
-        short = here.embedctl("list", "--limit", "1")
-        assert short.stdout.count(mine[-1]) == 1
-        assert "… and more; --limit 2 shows more" in short.stderr
-        assert here.embedctl("status", mine[0][-6:], "--json").returncode == 0
-        assert here.embedctl("status", others[0][-6:]).returncode == here.embedctl("status", "abcdef").returncode == 4
-        assert "several jobs" in here.embedctl("status", mine[0][:8]).stderr
-        assert here.embedctl("discard", *(each[-8:] for each in mine)).returncode == 0
+    listed = json.loads(outside.embedctl("list", "--json").stdout)
+    assert [job["id"] for job in listed] == mine[::-1]
+    short = outside.embedctl("list", "--limit", "1")
+    assert short.stdout.count(mine[-1]) == 1
+    assert "… and more; --limit 2 shows more" in short.stderr
+    outside.embedctl("status", mine[0][-6:], "--json", status=0)
+    for unknown in (others[0][-6:], "abcdef"):
+        outside.embedctl("status", unknown, status=4)
+    assert "several jobs" in outside.embedctl("status", mine[0][:8]).stderr
+    outside.embedctl("discard", *(each[-8:] for each in mine), status=0)
     assert sorted(job.id for job in here.broker.jobs.newest()) == sorted(others)
 
 
@@ -268,33 +256,26 @@ def test_a_damaged_job_is_discarded_by_its_tenant(here: Here, outside: Outside, 
     else:
         here.raw.unlink(keys.job(job.id))
         here.raw.set(keys.job(job.id), "x", px=100_000)
-    with changed(here.environment, outside.variables):
-        assert "is damaged" in here.embedctl("status", job.id).stderr
-        done = here.embedctl("discard", job.id)
-        assert done.returncode == 0, done.stderr
-        assert here.embedctl("status", job.id).returncode == 4
+    assert "is damaged" in outside.embedctl("status", job.id).stderr
+    outside.embedctl("discard", job.id, status=0)
+    outside.embedctl("status", job.id, status=4)
     assert not [name for name in here.raw.keys("embed:*") if job.id.encode() in name]
 
 
-@pytest.mark.parametrize("command", ["status", "metrics", "worker", "flower", "gateway"])
-def test_a_command_that_needs_redis_names_the_setting(here: Here, outside: Outside, command: str) -> None:
-    with changed(here.environment, outside.variables):
-        refused = here.embedctl(command, *(["--model", "dummy", "--class", "dummy"] if command == "worker" else []))
-    assert refused.returncode == 2
-    assert "needs Redis, and EMBEDCTL_URL names a gateway: set EMBEDCTL_REDIS_URL" in refused.stderr + refused.stdout
-    assert "Traceback" not in refused.stderr
+def test_a_command_that_needs_redis_names_the_setting(outside: Outside) -> None:
+    for command in ("status", "metrics", "worker --model dummy --class dummy", "flower", "gateway"):
+        refused = outside.embedctl(*command.split(), status=2)
+        said = refused.stderr + refused.stdout
+        assert "needs Redis, and EMBEDCTL_URL names a gateway: set EMBEDCTL_REDIS_URL" in said, command
+        assert "Traceback" not in said
 
 
 def test_doctor_looks_at_the_gateway(here: Here, outside: Outside, tmp_path: Path) -> None:
     (wrong := tmp_path / "wrong").write_text("embedctl-wrong")
-    with changed(here.environment, outside.variables):
-        assert "answers, and no live worker serves a model" in here.embedctl("doctor").stdout
+    assert "answers, and no live worker serves a model" in outside.embedctl("doctor").stdout
     here.start_worker()
-    with changed(here.environment, outside.variables):
-        assert f"{outside.gateway.url} answers, and serves dummy" in here.embedctl("doctor").stdout
-    with changed(here.environment, {**outside.variables, "EMBEDCTL_API_KEY_FILE": str(wrong)}):
-        failed = here.embedctl("doctor")
-    assert (failed.returncode, "the API key is wrong" in failed.stdout) == (1, True)
+    assert f"{outside.gateway.url} answers, and serves dummy" in outside.embedctl("doctor").stdout
+    assert "the API key is wrong" in outside.embedctl("doctor", EMBEDCTL_API_KEY_FILE=str(wrong), status=1).stdout
 
 
 def test_a_job_is_there_for_its_tenant_alone(here: Here, outside: Outside, tmp_path: Path) -> None:
@@ -332,16 +313,13 @@ def test_a_wrong_key_is_told_and_not_shown(here: Here, outside: Outside, tmp_pat
     wrong = tmp_path / "wrong"
     wrong.write_text("embedctl-wrong\n")
     (here.folder / "corpus.txt").write_text("a text\n")
-    with changed(here.environment, {**outside.variables, "EMBEDCTL_API_KEY_FILE": str(wrong)}):
-        for command in (["submit", "corpus.txt"], ["status", "20261127-000000-0123456789"]):
-            refused = here.embedctl(*command)
-            assert refused.returncode == 77, refused.stderr
-            assert "refuses: the API key is wrong" in refused.stderr
-            assert "EMBEDCTL_API_KEY_FILE" in refused.stderr
-            assert "embedctl-wrong" not in refused.stderr
-    with changed(here.environment, {**outside.variables, "EMBEDCTL_URL": "http://127.0.0.1:1"}):
-        away = here.embedctl("submit", "corpus.txt")
-    assert (away.returncode, "the gateway at http://127.0.0.1:1 can't be reached" in away.stderr) == (69, True)
+    for command in (["submit", "corpus.txt"], ["status", "20261127-000000-0123456789"]):
+        refused = outside.embedctl(*command, EMBEDCTL_API_KEY_FILE=str(wrong), status=77)
+        assert "refuses: the API key is wrong" in refused.stderr
+        assert "EMBEDCTL_API_KEY_FILE" in refused.stderr
+        assert "embedctl-wrong" not in refused.stderr
+    away = outside.embedctl("submit", "corpus.txt", EMBEDCTL_URL="http://127.0.0.1:1", status=69)
+    assert "the gateway at http://127.0.0.1:1 can't be reached" in away.stderr
 
 
 def test_lost_answers_make_nothing_twice(here: Here, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,14 +373,12 @@ def test_a_killed_submission_and_a_killed_fetch_resume(here: Here, outside: Outs
         process.kill()
     (begun,) = here.broker.jobs.newest()
     here.start_worker(hardware="slow")
-    with changed(here.environment, outside.variables):
-        again = here.embedctl(*submit, "corpus.txt")
-        assert (again.returncode, again.stdout.strip()) == (0, begun.id), again.stderr
-        with Forked([*fetch, begun.id], variables, here.folder, DEVNULL, DEVNULL) as process:
-            eventually(lambda: here.broker.jobs.status(begun.id).chunks_done >= 6, what="some results")
-            process.kill()
-        done = here.embedctl(*fetch, begun.id)
-        assert done.returncode == 0, done.stderr
+    again = outside.embedctl(*submit, "corpus.txt")
+    assert (again.returncode, again.stdout.strip()) == (0, begun.id), again.stderr
+    with Forked([*fetch, begun.id], variables, here.folder, DEVNULL, DEVNULL) as process:
+        eventually(lambda: here.broker.jobs.status(begun.id).chunks_done >= 6, what="some results")
+        process.kill()
+    outside.embedctl(*fetch, begun.id, status=0)
     np.testing.assert_allclose(np.load(here.folder / "vectors.npy"), reference(TEXTS), atol=1e-6)
 
 
