@@ -25,9 +25,9 @@ from embedctl_workers.arrays.halves import rounded
 from embedctl_workers.arrays.tokens import Rows, Vectors
 from embedctl_workers.backends.torch.backend import TorchBackend
 from embedctl_workers.backends.torch.loading import load_sentence_transformer
+from embedctl_workers.backends.torch.packed.choosing import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.kernels import Kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
-from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.tiles import AVX512, Tiles, tile_layers
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.encoding.encoder import ChunkEncoder

@@ -111,6 +111,17 @@ def test_a_kept_model_encodes_without_an_import_of_torch(backend: str, tmp_path:
     assert imported(backend, "all-MiniLM-L6-v2", str(tmp_path / "cache")) == "[]"
 
 
+@pytest.mark.needs("compiler")
+@pytest.mark.needs("bf16")
+def test_so_does_one_in_bf16_whose_products_are_ours(tmp_path: Path) -> None:
+    arguments = "torch-bf16", "all-MiniLM-L6-v2", str(tmp_path)
+    imported(*arguments)
+    (chosen,) = (tmp_path / "fastest").iterdir()
+    ours = min(json.loads(chosen.read_text()), key=lambda name: "oneDNN" in name)
+    chosen.write_text(json.dumps({ours: 1.0}))
+    assert imported(*arguments) == "[]"
+
+
 @pytest.mark.parametrize(
     ("make", "family"),
     [

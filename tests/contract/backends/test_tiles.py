@@ -23,13 +23,12 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.backends.torch.packed import choosing, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
-from embedctl_workers.backends.torch.packed.choosing import Chooser
+from embedctl_workers.backends.torch.packed.choosing import Chooser, onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.fused import FusedLayer
 from embedctl_workers.backends.torch.packed.inputs import Texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels, load_kernels
 from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, by_heads
 from embedctl_workers.backends.torch.packed.native import address
-from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, Tiles, Unit, tile_layers
 from embedctl_workers.backends.torch.packed.torch_kernels import TorchKernels
 from embedctl_workers.backends.torch.packed.weights import Weights

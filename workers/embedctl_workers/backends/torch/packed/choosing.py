@@ -61,8 +61,6 @@ class Chooser:
 
         `plain`: torch's products, and attention in float32, in any case. A ModelError if none computes correctly.
         """
-        from embedctl_workers.backends.torch.packed.onednn_layers import onednn_bf16_layers
-
         for tiles in [] if plain else self._tiles((AMX, AVX512)):
             kinds = [tile_layers(tiles, 1, self.kernels), onednn_bf16_layers(tiles, self.kernels)]
             try:
@@ -133,6 +131,18 @@ def plain_layers(product: str, kernels: Kernels) -> LayerKind:
         return PlainLayer(layer, weights, PRODUCTS[product], kernels)
 
     return LayerKind(f"{kernels.name}, {product}", laid_out, kernels.code)
+
+
+def onednn_bf16_layers(tiles: Tiles, kernels: Kernels) -> LayerKind:
+    """Products of oneDNN in bf16, by torch, which is imported for them, and attention on tiles."""
+
+    def laid_out(layer: Layer, weights: Weights) -> EncoderLayer:
+        from embedctl_workers.backends.torch.packed.onednn_layers import OneDnnBf16Layer
+
+        return OneDnnBf16Layer(layer, weights, tiles, kernels)
+
+    name = f"{kernels.name}, oneDNN bf16, attention on {tiles.unit.name}"
+    return LayerKind(name, laid_out, tiles.code + kernels.code)
 
 
 def _by_numpy(layer: Layer, weights: Weights, kernels: Kernels) -> EncoderLayer:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from embedctl_workers.backends.torch.packed.buffers import Buffers, Matrix
 from embedctl_workers.backends.torch.packed.inputs import Texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels
-from embedctl_workers.backends.torch.packed.layers import LayerKind
-from embedctl_workers.backends.torch.packed.linear import OneDnnBf16Linear, OneDnnLinear
+from embedctl_workers.backends.torch.packed.linear import OneDnnLinear
 from embedctl_workers.backends.torch.packed.tiles import BF16, TileAttention, Tiles, filled_up
 from embedctl_workers.backends.torch.packed.weights import Floats, Layer, Weights
 
 
-def onednn_bf16_layers(tiles: Tiles, kernels: Kernels) -> LayerKind:
+class OneDnnBf16Layer:
     """What one operation gives the next stays in bf16; sums, GELU, softmax and LayerNorm are in float32.
 
     The tiles are for attention, the kernels for LayerNorm.
     """
-    name = f"{kernels.name}, {OneDnnBf16Linear.NAME}, attention on {tiles.unit.name}"
-    return LayerKind(name, partial(_OneDnnBf16Layer, tiles=tiles, kernels=kernels), tiles.code + kernels.code)
 
-
-class _OneDnnBf16Layer:
     def __init__(self, layer: Layer, weights: Weights, tiles: Tiles, kernels: Kernels) -> None:
         heads = weights.heads
         self._kernels = kernels
