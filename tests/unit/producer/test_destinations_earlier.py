@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from embedctl.corpus.digests import DIGEST_BYTES, Digests, as_rows
@@ -17,8 +18,9 @@ from embedctl.destinations.npy import NpyWriter
 from embedctl.destinations.numbers import Dtype, Numbers
 from embedctl.destinations.parquet import ParquetWriter
 from embedctl.destinations.writer import Content
-from embedctl.sync import known
+from embedctl.sync import earlier_parquet, known
 from embedctl.sync.earlier import open_earlier
+from embedctl.sync.earlier_parquet import ParquetEarlier
 from embedctl.sync.known import Earlier
 from embedctl.waiting.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.waiting.shapes import MultiVectors, SparseVectors
@@ -106,13 +108,20 @@ def test_texts_are_found_in_memory_and_on_the_disk(held: int, path: Path, monkey
     assert not earlier.has(others).any()
 
 
+@pytest.mark.parametrize("slice_bytes", [500, 16 * 1024 * 1024])
 @pytest.mark.parametrize("order", ["forwards", "backwards", "mixed"])
-def test_vectors_come_in_the_order_that_is_wanted(order: str, path: Path) -> None:
+def test_vectors_come_in_the_order_that_is_wanted(
+    order: str, slice_bytes: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a row group is read in several slices."""
+    monkeypatch.setattr(earlier_parquet, "_SLICE", slice_bytes)
     good = [at for at in range(RECORDS) if at not in (FAILED, NO_TEXT)]
     wanted = np.array(good[:: -1 if order == "backwards" else 1])
     if order == "mixed":
         wanted = np.random.default_rng(3).permutation(wanted)
     earlier = opened(path)
+    if isinstance(earlier, ParquetEarlier):
+        assert (max(earlier._slice_rows) < 10) is (slice_bytes == 500)
     for first in range(0, len(wanted), 7):
         some = wanted[first : first + 7].tolist()
         rows = earlier.take(digests_of(*some))
@@ -125,6 +134,30 @@ def test_vectors_come_in_the_order_that_is_wanted(order: str, path: Path) -> Non
     if path.suffix == ".parquet":
         brought = bool(getattr(earlier, "_all", None))
         assert brought is (order == "mixed"), "only a quite different order needs room on the disk"
+
+
+@pytest.mark.parametrize("order", ["forwards", "mixed"])
+def test_the_memory_for_reading_vectors_does_not_grow_with_a_row_group(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(earlier_parquet, "_SLICE", 256 * 1024)
+    monkeypatch.setattr(earlier_parquet, "_BUFFER", 64 * 1024)
+    counts, width = np.full(RECORDS, 500), 128
+    numbers = np.random.default_rng(1).standard_normal((counts.sum(), width), np.float32)
+    multi = MultiVectors(width, counts, numbers)
+    writer = ParquetWriter(Content(tmp_path / "v.parquet", RECORDS, about=lambda: ABOUT))
+    writer.write(replace(chunk(0, RECORDS), errors=[], sparse=None, multi=multi))
+    writer.finish()
+    wanted = np.array([at for at in range(RECORDS) if at != NO_TEXT])
+    if order == "mixed":
+        wanted = np.random.default_rng(3).permutation(wanted)
+    before, held = pa.total_allocated_bytes(), []
+    earlier = opened(tmp_path / "v.parquet")
+    for first in range(0, len(wanted), 7):
+        some = wanted[first : first + 7].tolist()
+        assert_same_rows(earlier.take(digests_of(*some)).multi, multi.select(np.array(some)))
+        held.append(pa.total_allocated_bytes() - before)
+    assert max(held) < numbers.nbytes / 8
 
 
 def test_of_equal_texts_the_first_row_is_found(tmp_path: Path) -> None:
