@@ -132,3 +132,17 @@ def check_refusals(worker: Here, tmp_path: Path) -> None:
     ):
         with pytest.raises(SettingsError, match=why):
             submitted(worker, **{"vectors": "sparse", **options})
+
+
+def test_a_model_without_dense_vectors_is_refused_once_for_a_job_that_names_none(here: Here) -> None:
+    """If no worker is alive to tell, its failed records have one reason, which is said once."""
+    why = "model dummy gives no dense vectors, but multi: ask for them with --vectors multi"
+    corpus, of_class = here.write({"a": "red", "b": "green"}), ("--class", "colbert")
+    job_id = here.embedctl("submit", corpus, *of_class).stdout.strip()
+    here.start_worker("colbert")
+    waited = here.embedctl("wait", job_id, status=1)
+    assert f"No record could be encoded. The first: record 0 (a): no_output: {why}\n" in waited.stderr
+    assert why in here.embedctl("submit", corpus, *of_class, status=2).stderr
+    with pytest.raises(SettingsError, match=why):
+        enqueue_embeddings(TEXTS, settings=here.settings, hardware="colbert")
+    assert here.broker.jobs.newest_ids(9) == [job_id]

@@ -75,6 +75,9 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
     if status.failed and failed_in is not None:
         progress.say(f"The failed records are in {failed_in}")
     elif status.failed and status.state is not JobState.CANCELLED:
+        if not status.done and status.drained_to is None:  # usually all for one reason, which says what to do
+            first = next(Job.get(status.id).iter_errors(), None)
+            progress.say("No record could be encoded" + ("" if first is None else f". The first: {failed_line(first)}"))
         progress.say(f"The failed records: embedctl errors {status.id}")
 
 

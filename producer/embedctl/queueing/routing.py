@@ -17,6 +17,7 @@ from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS, HardwareClass
 from embedctl_config.model_names import did_you_mean, near_names, other_spelling
+from embedctl_config.outputs import asked_by, not_given
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -76,9 +77,13 @@ def workers_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Wor
 
 
 def with_chunk_size(settings: Settings, workers: WorkerRegistry, job: JobSpec, ahead: ReadAhead) -> JobSpec:
-    """The specification with chunks for the workers that are alive; see :mod:`embedctl.queueing.chunk_sizes`."""
+    """The specification with chunks for the workers that are alive; see :mod:`embedctl.queueing.chunk_sizes`.
+    SettingsError: their model does not give what the job asks for, such as dense vectors, if it names none."""
     if ahead.is_one:
         return job  # the call asks Redis nothing more
+    offer = workers.offers().get((job.hardware, job.model, job.precision))
+    if offer is not None and (why := not_given(asked_by(job.options), offer.outputs, job.model)):
+        raise SettingsError(why)
     size = chunk_bytes(ahead, workers_of(settings, workers, job), job.options)
     return dataclasses.replace(job, options={**job.options, "chunk_bytes": size})
 
