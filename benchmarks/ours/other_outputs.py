@@ -6,6 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +24,9 @@ from tests.support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from embedctl_bench.measuring.sampling import least
+from embedctl_bench.peers.child import ChildProcess
+from embedctl_bench.peers.environments import environment_for, python_of
+from embedctl_bench.peers.models import peers_folder
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
@@ -46,31 +50,42 @@ def other_outputs(
     texts: int = 256,
     batch: int = 32,
     rounds: int = 7,
+    peers: str = "",
 ) -> Figures:
     """CPU seconds for passages, the least of so many rounds: through an encoder of a worker of each of these classes,
-    and `encode` of the class of sentence-transformers in batches of `batch`. The model's encoder gets a head of random
-    weights."""
+    and `encode` of the class of sentence-transformers in batches of `batch`; with the peer `pylate`, PyLate's, too. The
+    model's encoder gets a head of random weights."""
     torch.set_num_threads(1)
     settings = Settings()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        (_sparse if output == "sparse" else _multi)(resolve_model(model).folder, folder)
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder, source = Path(scratch), resolve_model(model).folder
+        (_sparse if output == "sparse" else _multi)(source, folder)
         host = Host(1, cache_folder(settings))
         own = {
             each: load_encoder(settings, settings.hardware_class(each), str(folder), host)
             for each in classes.split(",")
         }
         kind = SparseEncoder if output == "sparse" else MultiVectorEncoder
-        other = kind(str(folder), device="cpu")
+        other: Any = kind(str(folder), device="cpu")
         corpus = passages(texts)
-    chunk = ChunkInput(0, bytes(len(corpus)), [text.encode() for text in corpus])
-    contenders: list[tuple[str, Callable[[], object]]] = [
-        *((name, partial(_encode, encoder, chunk, output)) for name, encoder in own.items()),
-        (kind.__name__, lambda: other.encode(corpus, batch_size=batch, show_progress_bar=False)),
-    ]
-    seconds = least([(name, partial(_cpu_s, encode)) for name, encode in contenders], rounds)
+        chunk = ChunkInput(0, bytes(len(corpus)), [text.encode() for text in corpus])
+        contenders: list[tuple[str, Callable[[], float]]] = [
+            *((name, partial(_cpu_s, partial(_encode, encoder, chunk, output))) for name, encoder in own.items()),
+            (kind.__name__, partial(_cpu_s, lambda: other.encode(corpus, batch_size=batch, show_progress_bar=False))),
+        ]
+        if peers == "pylate":
+            pylate = stack.enter_context(closing(_pylate(peers_folder(settings), source, other.max_seq_length)))
+            contenders.append(("PyLate", lambda: pylate.call(texts=corpus, batch=batch)["cpu_s"]))
+        seconds = least(contenders, rounds)
     figures = {f"{name}: CPU s for 1,000 texts": 1000 * each / texts for name, each in seconds.items()}
-    return {**figures, **{f"{name} x {kind.__name__}": seconds[kind.__name__] / seconds[name] for name in own}}
+    others = seconds.keys() - own.keys()
+    return {**figures, **{f"{name} x {each}": seconds[each] / seconds[name] for name in own for each in sorted(others)}}
+
+
+def _pylate(place: Path, model: Path, longest: int) -> ChildProcess:
+    package, variables = environment_for("pylate")
+    command = [str(python_of("pylate", place)), "-P", "-m", f"{package}.pylate", str(model), str(longest)]
+    return ChildProcess(command, variables, place / "pylate.log")
 
 
 def _encode(encoder: ChunkEncoder, chunk: ChunkInput, output: str) -> None:
