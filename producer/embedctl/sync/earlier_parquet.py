@@ -93,7 +93,7 @@ class ParquetEarlier(Earlier):
         rows_of = self._all.__getitem__ if self._all else self._slice
         slices = np.searchsorted(self._starts, places, side="right") - 1
         parts = []
-        for number in dict.fromkeys(slices.tolist()):
+        for number in np.unique(slices).tolist():  # in the order in which a row group gives them
             at = np.flatnonzero(slices == number)
             parts.append((rows_of(number).select(places[at] - self._starts[number]), at.tolist()))
         return Rows.joined(parts)
