@@ -8,9 +8,9 @@ import os
 import re
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +79,7 @@ def gateway_batches(*, batches: int = 10_000, seconds: float = 60.0) -> Figures:
     The other calls are timed while no batch is there, while batches are made and read, and while all of them wait.
     """
     with service(workers=1) as of, running_gateway(of) as gateway, gateway.client() as client, ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(_MAKERS))
         redis = stack.enter_context(stack.enter_context(closing(Broker.connect(of.settings))).connection.client())
         found = _calls(client, "alone")
         line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "absent", "input": "a"}}
@@ -92,13 +93,11 @@ def gateway_batches(*, batches: int = 10_000, seconds: float = 60.0) -> Figures:
                 for at in range(number, batches, _MAKERS):
                     other.post("/v1/batches", json=create, headers={"idempotency-key": str(at)}).raise_for_status()
 
-        making = [threading.Thread(target=make, args=(number,)) for number in range(_MAKERS)]
         began = time.perf_counter()
-        for thread in making:
-            thread.start()
+        making = [pool.submit(make, number) for number in range(_MAKERS)]
         found |= _calls(client, "while batches are made")
-        for thread in making:
-            thread.join()
+        for each in making:
+            each.result()
         found["batches made/s"] = batches / (time.perf_counter() - began)
         while not _all_read(redis, batches):
             time.sleep(1)
