@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from dataclasses import replace
 
 import click
 
@@ -12,14 +11,7 @@ from embedctl_bench.asking import Asked, common, conclude, not_installed
 from embedctl_bench.measuring.comparison import COLUMNS, Load, Scene
 from embedctl_bench.measuring.contenders import compete
 from embedctl_bench.peers.models import Model, describe, measured_model, model_files, slug
-from embedctl_bench.peers.registry import (
-    INFINITY_SERVER,
-    System,
-    baselines_for,
-    choose_peers,
-    product_of,
-    servers_of,
-)
+from embedctl_bench.peers.registry import INFINITY_SERVER, baselines_for, choose_peers, product_of, servers_of
 from embedctl_bench.peers.tuned import Workload
 from embedctl_bench.report import Report, Table
 from embedctl_bench.texts.words import LONGEST, REQUESTS, SHORTEST, TEXTS, draw_words, request_texts
@@ -145,7 +137,7 @@ def command(asked: Asked, http: bool) -> None:
 def _through_the_product(asked: Asked) -> None:
     loads = long_requests(len(asked.cpus), quick=asked.quick)
     peers, lacking = choose_peers(asked.peers, asked.place)
-    products = [_product(name, asked) for name in asked.classes]
+    products = [product_of(name, asked.settings, len(asked.cpus)) for name in asked.classes]
     # Unless no other system is wanted.
     systems = [*products, *([] if asked.peers == () else baselines_for(products, peers)), *peers]
     session = asked.session("request", len(asked.models) * (len(systems) + sum(each.rounds for each in loads)))
@@ -157,7 +149,7 @@ def _through_the_product(asked: Asked) -> None:
     with suppress(KeyboardInterrupt), session:
         for name in asked.models:
             model = measured_model(name, asked.settings, asked.place)
-            workload = Workload("requests", texts, model.lengths(texts), chunk=TEXTS)
+            workload = Workload("requests", texts, model.lengths(texts), asked.settings.chunk_size)
             shown = f"{describe(name)}; {describe_workload(workload, model.max_tokens)}"
             scenes.append(Scene(name, model, shown, loads))
             request = len(texts) // REQUESTS
@@ -184,12 +176,6 @@ def _published() -> Table:
     ]
     note = "On other hardware, and through an HTTP server: no figure of yours can be divided by one of these."
     return Table("published", "Published, by infinity 0.0.25", COLUMNS, rows, note)
-
-
-def _product(hardware: str, asked: Asked) -> System:
-    """Our whole product with a hardware class, and with chunks of the size that is set."""
-    system = product_of(hardware, asked.settings, len(asked.cpus))
-    return replace(system, fixed={**system.fixed, "chunk": asked.settings.chunk_size})
 
 
 def _over_http(asked: Asked) -> None:
