@@ -351,7 +351,7 @@ def test_one_command_builds(site: Path, files_of: FilesOf, tmp_path: Path, monke
     assert facts["recipe"]["target"] == "inf2"
     assert build("--target", "inf2").stdout.strip() == facts["folder"]
     shown = CliRunner().invoke(model.main, ["show", "tiny"]).stdout
-    assert "buckets 16 32, batch 2, target inf2" in shown
+    assert '"target": "inf2"' in shown
     refused = build("--class", "neuron")
     assert refused.returncode == 2
     assert "class neuron needs a Neuron core, and none is found here" in refused.stderr

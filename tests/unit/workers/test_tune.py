@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from embedctl_config.errors import ModelError, SettingsError, WorkerError
+from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
-from embedctl_config.settings import Settings
-from embedctl_workers.commands import listing, tune_search
 from embedctl_workers.commands import tune as tune_module
-from embedctl_workers.commands.listing import findings
+from embedctl_workers.commands import tune_search
 from embedctl_workers.commands.tune import tune
 from embedctl_workers.commands.tune_search import Sharing
 from embedctl_workers.machine import devices
@@ -159,24 +156,3 @@ def test_a_neuron_core_has_one_worker() -> None:
     done = CliRunner().invoke(tune, ["m", "--class", "neuron"])
     assert isinstance(done.exception, SettingsError)
     assert "one worker on each Neuron core: there is nothing to tune" in str(done.exception)
-
-
-def test_what_was_found_is_told_for_each_class_and_kind_of_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(cache_dir=str(tmp_path))
-    monkeypatch.setattr(listing, "find_gpus", lambda: pytest.fail("a tool is run though nothing was found"))
-    assert findings(settings, "f1") == []
-    save_tuned(FOUND, CPU, "f1", tmp_path)
-    save_tuned(Tuned(4, 1, 16, 1234567.0), settings.classes["gpu"], "f1", tmp_path, A100)
-    a10 = replace(A100, index=1, uid="GPU-1", name="A10")
-    monkeypatch.setattr(listing, "find_gpus", lambda: [A100, replace(A100, index=2, uid="GPU-2"), a10])
-    assert [(each.hardware, str(each)) for each in findings(settings, "f1")] == [
-        ("cpu", "2 workers × 1 thread, with 2 CPUs: 9,000 tokens/s"),
-        ("gpu", "4 workers on each A100, with 16 CPUs: 1,234,567 tokens/s"),
-    ]
-    assert [each.as_json()["gpu"] for each in findings(settings, "f1")] == [None, "A100"]
-
-    def broken() -> list[Accelerator]:
-        raise WorkerError("NVIDIA's driver says: no")
-
-    monkeypatch.setattr(listing, "find_gpus", broken)
-    assert [each.hardware for each in findings(settings, "f1")] == ["cpu"]

