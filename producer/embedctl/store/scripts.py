@@ -18,39 +18,9 @@ from embedctl.store.status import COUNTS, PERHAPS_NUMBERS
 from embedctl_config import keys, tenants, wire
 
 _FOLDER = files("embedctl.store")
-#: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
-_SETTLED_AT_ONCE = 16
-#: A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine. If two texts of a
-#: job killed workers within the longer time, only workers in quarantine are given anything of it for as long (seconds).
-_SUSPECT_S, _DISTRUST_S = 2, 60
-#: That ends sooner after so many chunks in a row that came through quarantine: each time twice as many, up to the most.
-_TRIALS, _MOST_TRIALS = 4, 256
-#: Jobs that were in hand at a death, or distrusted, are not in one worker together for so long; if several wait for a
-#: worker, each has it for at least the shorter time (seconds).
-_WATCH_S, _WATCHED_S = 30, 5
-#: What deaths say of a tenant is forgotten when nothing was added to it for so long (seconds).
-_FAULTS_S = 600
-#: Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
-_BELLS_PER_WORKER = 4
-#: One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
-_GATHERED, _STEPS, _CHUNK_LOOKS, _READY_LOOKS = 32, 100, 4000, 8
-#: It lists at most so many jobs of a tenant elsewhere before the next tenant has its turn.
-_MOVED = 8
-#: The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it. Each claim
-#: of such a job checks all of its facts. Of a larger job, every sixteenth claim does.
-_SMALL_JOB, _CHECKED = 16, 16
-#: An estimate of work that was wrong by less than this part of a chunk is set right with the job's next chunk.
-_OWED = 4
 #: Whole numbers that each job has, first those of its records that are encoded, and others that it may lack.
 _NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "next", "ttl_ms", "created_ms", "progressed_ms")
 _NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "owed", "started_ms", "lost_first", "lost_last")
-#: A lost answer is given again within this time (seconds).
-_GIVEN_S = 20
-#: While other jobs wait, the background lane has one chunk in this time (seconds).
-_BACKGROUND_S = 60
-#: A gateway's job, and each of its chunks, count as at least so much of what its tenant keeps: about what Redis keeps
-#: beside their bytes. Larger facts of a durable part may be refused.
-_KEPT_JOB, _KEPT_CHUNK, _SMALL_FACTS = 4096, 512, 4096
 #: Scripts of the gateway's ledger.
 _OF_LEDGER = ("make", "take_batch", "step_batch", "cancel_batch", "late", "relist_made", "drop_file")
 #: Scripts that are not about a job → the parts that they include.
@@ -120,8 +90,6 @@ BELL = json.dumps(
         },
     }
 )
-#: What a batch says of its end if nobody could write its answers.
-_TOO_LATE = [{"code": "ended_late", "message": "its answers could not be written in time", "param": None, "line": None}]
 #: Name in the scripts → its value. It is put in for the name: a local of each call, and of each function that uses it,
 #: would cost Redis more.
 CONSTANTS: Mapping[str, Any] = {
@@ -129,14 +97,17 @@ CONSTANTS: Mapping[str, Any] = {
     "QUOTA": keys.QUOTA,
     "QUOTAS": keys.QUOTAS,
     "KEPT_BY": keys.kept(""),
-    "KEPT_JOB": _KEPT_JOB,
-    "KEPT_CHUNK": _KEPT_CHUNK,
-    "SMALL_FACTS": _SMALL_FACTS,
+    # A gateway's job, and each of its chunks, count as at least so much of what its tenant keeps: about what Redis
+    # keeps beside their bytes. Larger facts of a durable part may be refused.
+    "KEPT_JOB": 4096,
+    "KEPT_CHUNK": 512,
+    "SMALL_FACTS": 4096,
     "WIRE_VERSION": wire.VERSION,
     "CHUNK_TTL_FACTOR": keys.CHUNK_TTL_FACTOR,
     "UNENDED_TTL_MS": keys.UNENDED_TTL_S * 1000,
     "UNBEGUN_TTL_MS": keys.UNBEGUN_TTL_S * 1000,
-    "SETTLED_AT_ONCE": _SETTLED_AT_ONCE,
+    # The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
+    "SETTLED_AT_ONCE": 16,
     "EVENTS_KEPT": str(keys.EVENTS_KEPT),
     "ENDED_EVENTS_MS": keys.ENDED_EVENTS_S * 1000,
     "ROWS_AT": wire.ROWS_AT,
@@ -167,29 +138,44 @@ CONSTANTS: Mapping[str, Any] = {
             strict=True,
         )
     ),
-    "BELLS_PER_WORKER": _BELLS_PER_WORKER,
-    "GATHERED": _GATHERED,
-    "STEPS": _STEPS,
-    "MOVED": _MOVED,
-    "CHUNK_LOOKS": _CHUNK_LOOKS,
-    "READY_LOOKS": _READY_LOOKS,
-    "OWED": _OWED,
-    "SMALL_JOB": _SMALL_JOB,
-    "CHECKED": _CHECKED,
-    "GIVEN_MS": str(_GIVEN_S * 1000),
-    "BACKGROUND_MS": _BACKGROUND_S * 1000,
+    # Bells that wait in a queue for each of its workers, at most: so many chunks a worker may take at once.
+    "BELLS_PER_WORKER": 4,
+    # One call gives at most so many small chunks, looks at so many jobs, and at so many chunks of a job.
+    "GATHERED": 32,
+    "STEPS": 100,
+    "CHUNK_LOOKS": 4000,
+    "READY_LOOKS": 8,
+    # It lists at most so many jobs of a tenant elsewhere before the next tenant has its turn.
+    "MOVED": 8,
+    # An estimate of work that was wrong by less than this part of a chunk is set right with the job's next chunk.
+    "OWED": 4,
+    # The facts of a job with at most so many chunks are given with its chunk, because a worker may not know it. Each
+    # claim of such a job checks all of its facts. Of a larger job, every sixteenth claim does.
+    "SMALL_JOB": 16,
+    "CHECKED": 16,
+    # A lost answer is given again within this time.
+    "GIVEN_MS": "20000",
+    # While other jobs wait, the background lane has one chunk in this time.
+    "BACKGROUND_MS": 60_000,
     "NUMBERS": _NUMBERS,
     "NEEDED": len(_NEEDED),
     "APART": "apart:",
-    "SUSPECT_MS": _SUSPECT_S * 1000,
-    "DISTRUST_MS": _DISTRUST_S * 1000,
-    "TRIALS": _TRIALS,
-    "MOST_TRIALS": _MOST_TRIALS,
-    "WATCH_MS": _WATCH_S * 1000,
-    "WATCHED_MS": _WATCHED_S * 1000,
+    # A chunk whose owner died waits for so long, in which a supervisor starts a worker in quarantine. If two texts of a
+    # job killed workers within the longer time, only workers in quarantine are given anything of it for as long.
+    "SUSPECT_MS": 2_000,
+    "DISTRUST_MS": 60_000,
+    # That ends sooner after so many chunks in a row that came through quarantine: each time twice as many, up to the
+    # most.
+    "TRIALS": 4,
+    "MOST_TRIALS": 256,
+    # Jobs that were in hand at a death, or distrusted, are not in one worker together for so long; if several wait for
+    # a worker, each has it for at least the shorter time.
+    "WATCH_MS": 30_000,
+    "WATCHED_MS": 5_000,
     "WATCHED": keys.watched(""),
     "FAULTS": keys.faults(""),
-    "FAULTS_MS": _FAULTS_S * 1000,
+    # What deaths say of a tenant is forgotten when nothing was added to it for so long.
+    "FAULTS_MS": 600_000,
     "BELL": re.sub(r"[$][a-z]+", "%s", BELL),
     "UNACKED": (keys.UNACKED, keys.UNACKED_INDEX),
     "BATCH": keys.batch(""),
@@ -209,7 +195,10 @@ CONSTANTS: Mapping[str, Any] = {
     "LATELY_MS": keys.LATELY_S * 1000,
     "RESERVE": keys.RESERVE,
     "SMALL_BYTES": keys.SMALL_FILE_BYTES,
-    "TOO_LATE": json.dumps(_TOO_LATE),
+    # What a batch says of its end if nobody could write its answers.
+    "TOO_LATE": json.dumps(
+        [{"code": "ended_late", "message": "its answers could not be written in time", "param": None, "line": None}]
+    ),
 }
 
 
