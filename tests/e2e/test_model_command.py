@@ -34,7 +34,7 @@ def test_a_model_is_built_once_listed_shown_and_served(here: Here) -> None:
     unbuilt = ["worker", "--class", "graph", "--model", "tiny", "--no-build"]
     refused = run_forked(unbuilt, here.environment, here.folder, model=True)
     assert refused.returncode == 1
-    assert "run `embedctl model build tiny`" in refused.stderr
+    assert "run `embedctl model build tiny --class CLASS`" in refused.stderr
     assert "embedctl model build tiny" in here.embedctl("model", "show", "tiny").stdout
 
     built = here.embedctl("model", "build", "tiny", "--class", "graph", model=True, status=0)

@@ -10,8 +10,8 @@ import pytest
 
 from embedctl_workers.backends.neuron import backend as neuron
 from embedctl_workers.backends.neuron import recipe, runtime
-from embedctl_workers.building import neuron as build
 from embedctl_workers.models.builders import BuildOptions
+from tests.support.builds_here import build_here
 
 FAKE = Path(__file__).parent / "fakes" / "torch_neuronx.py"
 
@@ -54,5 +54,5 @@ def fake_neuron(folder: Path, patch: pytest.MonkeyPatch) -> None:
     neither measured nor kept."""
     fake_site(folder / "site", patch)
     fake_machine(folder / "machine", patch)
-    patch.setattr(recipe, "run_build", lambda module, request: build.build(request, lambda line: None))
+    build_here(patch)
     patch.setattr(neuron, "artifact_for", partial(recipe.artifact_for, how=BuildOptions(target="inf2")))

@@ -1,4 +1,4 @@
-"""ONNX artefacts made in this process: complete ones, and ones made in a second that are not measured or checked."""
+"""ONNX artefacts made in a second, in this process, that are not measured or checked."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from embedctl_workers.backends.onnx.inputs import GRAPH
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles
-
-
-def build_here(patch: pytest.MonkeyPatch) -> None:
-    """Make graphs in this process, which has torch, instead of a new process for each."""
-    from embedctl_workers.backends.onnx import recipe
-    from embedctl_workers.building import onnx as build
-
-    patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
 
 
 def quick_artifact(files: ModelFiles, kind: str, host: Host, **_: Any) -> Artifact:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import Any
 
@@ -14,14 +13,14 @@ from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.tensorrt import graphs, recipe, runtime
 from embedctl_workers.backends.tensorrt.recipe import PlanOptions, build_plan
 from embedctl_workers.backends.tensorrt.runtime import Runtime
-from embedctl_workers.building import tensorrt as build
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles
 from tests.support import references_here
+from tests.support.builds_here import build_here
 from tests.support.fakes import tensorrt
 from tests.support.fakes.cuda import FakeDevice
-from tests.support.onnx_models import build_here, quick_artifact
+from tests.support.onnx_models import quick_artifact
 from tests.support.tiny_models import Tiny
 
 #: Three buckets: up to 32, 64 and 100 tokens.
@@ -32,12 +31,10 @@ LEAST_COSINE = 0.9995
 
 
 def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
-    """Give this process a version of TensorRT and a GPU, and make it build in this process, where a worker would start
-    another one for each build."""
+    """Give this process a version of TensorRT and a GPU, and make it build here."""
     trt = tensorrt.load(version, device)
     made = Runtime(trt, device, runtime.make_log(trt))
     patch.setattr(runtime, "open_runtime", lambda: made)
-    patch.setattr(recipe, "run_build", lambda module, request: build.build(json.loads(json.dumps(request)), print))
     build_here(patch)
     return made
 

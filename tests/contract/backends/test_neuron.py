@@ -27,11 +27,11 @@ from embedctl_workers.backends.neuron import recipe, tracing
 from embedctl_workers.backends.neuron.backend import NeuronBackend, Pending
 from embedctl_workers.backends.neuron.recipe import TraceOptions, artifact_for, wanted
 from embedctl_workers.backends.onnx.export import WholeModel
-from embedctl_workers.building import neuron as build
 from embedctl_workers.commands import model
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.builders import BuildOptions
+from tests.support.builds_here import build_here
 from tests.support.chunks import encode
 from tests.support.neuron_site import fake_machine, fake_site
 from tests.support.references_here import by_torch
@@ -84,13 +84,12 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def build_here(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traces in this process, which has torch, and not in one of its own."""
-    monkeypatch.setattr(recipe, "run_build", lambda module, request: build.build(request, lambda line: None))
+def traced_here(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_here(monkeypatch)
 
 
 @pytest.fixture
-def load(build_here: None, files_of: FilesOf, traced: Path) -> Load:
+def load(traced_here: None, files_of: FilesOf, traced: Path) -> Load:
     """Builds without a device, for all tests that name no host of their own, and loads."""
 
     def load(tiny: Tiny, host: Host | None = None) -> NeuronBackend:
@@ -102,7 +101,7 @@ def load(build_here: None, files_of: FilesOf, traced: Path) -> Load:
 
 
 @pytest.fixture
-def own(build_here: None, files_of: FilesOf, traced: Path, host: Host) -> Path:
+def own(traced_here: None, files_of: FilesOf, traced: Path, host: Host) -> Path:
     """The small model's traces, in a cache of the test's own."""
     options = TraceOptions.parse(OPTIONS)
     folder = artifact_for(files_of(Tiny()), Host(1, traced), options, BuildOptions(target="inf2")).folder
@@ -292,10 +291,10 @@ def test_a_device_is_needed_to_run_and_not_to_build_for_another(
 
 
 def test_what_is_not_there_is_refused(
-    files_of: FilesOf, host: Host, site: Path, build_here: None, monkeypatch: pytest.MonkeyPatch
+    files_of: FilesOf, host: Host, site: Path, traced_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = files_of(Tiny())
-    with pytest.raises(ModelError, match=r"run `embedctl model build tiny --target inf2`, or copy .*-neuron-"):
+    with pytest.raises(ModelError, match=r"no artefact \w+-neuron-\w+ in .* --no-build"):
         recipe.build(files, replace(host, build=False), BuildOptions(target="inf2"))
     with pytest.raises(SettingsError, match="leave --exporter optimum out"):
         recipe.build(files, host, BuildOptions(exporter="optimum", target="inf2"))
@@ -319,7 +318,7 @@ def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(own: Path, ho
     assert "\n" not in str(refused.value)
 
 
-def test_the_manifest_says_what_was_built(build_here: None, files_of: FilesOf, host: Host) -> None:
+def test_the_manifest_says_what_was_built(traced_here: None, files_of: FilesOf, host: Host) -> None:
     files = files_of(Tiny(max_seq_length=64))
     artifact = artifact_for(files, host, TraceOptions.parse({"batch": BATCH}), BuildOptions(revision="main"))
     manifest = artifact.manifest

@@ -24,12 +24,14 @@ from embedctl_workers.backends.onnx.inputs import GRAPH
 from embedctl_workers.backends.onnx.providers import CPU
 from embedctl_workers.building import onnx as build
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models import build_process
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import request_for, run_build
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from tests.support.builds_here import build_here
 from tests.support.chunks import encode_rows
-from tests.support.onnx_models import build_here, quick_artifact, spoil
+from tests.support.onnx_models import quick_artifact, spoil
 from tests.support.references_here import by_torch
 from tests.support.tiny_models import FilesOf, MakeModel, Tiny
 
@@ -118,7 +120,8 @@ def test_building_says_which_extra_is_missing(
     files: ModelFiles, tmp_path: Path, exporter: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(recipe, "find_spec", lambda name: None if name == package else find(name))
+    for module in (recipe, build_process):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(MissingExtra, match=rf"pip install 'embedctl\[{extra}\]'"):
         recipe.artifact_for(files, "onnx", Host(1, tmp_path), BuildOptions(exporter=exporter))
 

@@ -9,16 +9,52 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from embedctl.common.processes import running
-from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_config.errors import EmbedctlError, MissingExtra, ModelError
 from embedctl_config.outputs import outputs_of
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
+from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
 log = logging.getLogger(__name__)
+
+
+def found_or_built(
+    files: ModelFiles, want: Wanted, host: Host, how: BuildOptions, ready: Callable[[], None], **more: Any
+) -> Artifact:
+    """An artefact from the cache, or built now by its kind's module of `building/`; of `how`, the revision and `force`
+    count.
+
+    `ready` raises MissingExtra if a package that builds it is not installed; `more` is as for :func:`request_for`. A
+    ModelError if it can't be built, or the cache lacks it and `host.build` is False.
+    """
+    store, kind = ArtifactStore(host.cache), want.recipe["kind"]
+    if not how.force and (found := store.find(want)):
+        return found
+    if not host.build:
+        raise ModelError(
+            f"model {files.name!r} has no artefact {want.name} in {host.cache}, and --no-build forbids building it: "
+            f"run `embedctl model build {files.name} --class CLASS` with this worker's class, or copy it from a "
+            "machine that has it"
+        )
+    ready()
+    module = f"embedctl_workers.building.{kind.partition('-')[0]}"  # onnx-int8 is made as onnx is
+
+    def fill(folder: Path) -> Mapping[str, Any]:
+        return run_build(module, request_for(files, host, kind, folder, revision=how.revision, **more))
+
+    return store.build(want, fill, force=how.force)
+
+
+def require(extra: str, *packages: str) -> None:
+    """Raise MissingExtra if a package that builds an artefact is not installed."""
+    if not all(map(find_spec, packages)):
+        raise MissingExtra(extra, "building an artefact")
 
 
 def request_for(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from embedctl_config.errors import MissingExtra, ModelError, SettingsError
+from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_workers.backends.neuron.runtime import (
     COMPILER,
     RUNTIME,
@@ -20,8 +19,8 @@ from embedctl_workers.backends.neuron.runtime import (
 )
 from embedctl_workers.backends.onnx.recipe import OWN
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import request_for, run_build
+from embedctl_workers.models.artifacts import Artifact, Wanted
+from embedctl_workers.models.build_process import found_or_built, require
 from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -119,34 +118,19 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
 
 
 def artifact_for(files: ModelFiles, host: Host, options: TraceOptions, how: BuildOptions = USUAL) -> Artifact:
-    """An artefact from the cache, or built now in a separate process; of `how`, the target, the revision and `force`
-    count.
+    """An artefact, as :func:`found_or_built`; of `how`, the target counts too.
 
     The target is one of :data:`~.runtime.TARGETS`; an empty one stands for this machine's device. Raises WorkerError if
-    it has none, and ModelError if it can't be built, or if the cache lacks it and `host.build` is False.
+    it has none.
     """
     if not how.target:
         require_device()
-    store, want = ArtifactStore(host.cache), wanted(files, options, how.target or options.target or machine_target())
-    if not how.force and (found := store.find(want)):
-        return found
-    if not host.build:
-        raise ModelError(
-            f"model {files.name!r} has no artefact for backend {NEURON!r} in {host.cache}, and --no-build forbids "
-            f"building it: run `embedctl model build {files.name} --target {want.recipe['target']}`, or "
-            f"copy {want.name} from a machine that has it"
-        )
-    if find_spec("sentence_transformers") is None:
-        raise MissingExtra("neuron", "building an artefact")
-
-    def fill(folder: Path) -> Mapping[str, Any]:
-        more = {
-            "options": {**asdict(options), "buckets": ",".join(map(str, options.buckets))},
-            "flags": want.recipe["flags"].split(),
-            "target": want.recipe["target"],
-            "elsewhere": bool(how.target),
-        }
-        request = request_for(files, host, NEURON, folder, revision=how.revision, **more)
-        return run_build("embedctl_workers.building.neuron", request)
-
-    return store.build(want, fill, force=how.force)
+    want = wanted(files, options, how.target or options.target or machine_target())
+    more = {
+        "options": {**asdict(options), "buckets": ",".join(map(str, options.buckets))},
+        "flags": want.recipe["flags"].split(),
+        "target": want.recipe["target"],
+        "elsewhere": bool(how.target),
+    }
+    ready = partial(require, "neuron", "sentence_transformers")
+    return found_or_built(files, want, host, how, ready, **more)

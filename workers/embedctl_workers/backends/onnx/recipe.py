@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 from embedctl_config.cpu import cpu_flags
-from embedctl_config.errors import MissingExtra, ModelError, SettingsError
+from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.outputs import PLAIN
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import request_for, run_build
+from embedctl_workers.models.artifacts import Artifact, Wanted
+from embedctl_workers.models.build_process import found_or_built, require
 from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -61,26 +58,9 @@ build_onnx_int8 = partial(_build_kind, ONNX_INT8)
 
 
 def artifact_for(files: ModelFiles, kind: str, host: Host, how: BuildOptions = USUAL) -> Artifact:
-    """An artefact of one of :data:`KINDS` from the cache, or built now in a separate process.
-
-    Of `how`, the exporter, the revision and `force` count. A ModelError if the artefact can't be built, or the cache
-    lacks it and `host.build` is False; MissingExtra if the packages that build it are not installed.
-    """
-    store, want = ArtifactStore(host.cache), wanted(files, kind, how.exporter)
-    if not how.force and (found := store.find(want)):
-        return found
-    if not host.build:
-        raise ModelError(
-            f"model {files.name!r} has no artefact for backend {kind!r} in {host.cache}, and --no-build forbids "
-            f"building it: run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
-        )
-    _check_extras(how.exporter)
-
-    def fill(folder: Path) -> Mapping[str, Any]:
-        request = request_for(files, host, kind, folder, revision=how.revision, exporter=how.exporter)
-        return run_build("embedctl_workers.building.onnx", request)
-
-    return store.build(want, fill, force=how.force)
+    """An artefact of one of :data:`KINDS`, as :func:`found_or_built`; of `how`, the exporter counts too."""
+    want, ready = wanted(files, kind, how.exporter), partial(_check_extras, how.exporter)
+    return found_or_built(files, want, host, how, ready, exporter=how.exporter)
 
 
 def reduced_range() -> bool:
@@ -93,6 +73,5 @@ def _check_extras(exporter: str) -> None:
         raise MissingExtra(
             OPTIMUM, "the exporter optimum, in a separate environment (it needs transformers below 4.58),"
         )
-    for package, extra in (("torch", "torch"), ("sentence_transformers", "torch"), ("onnx", "onnx")):
-        if find_spec(package) is None:
-            raise MissingExtra(extra, "building an artefact")
+    require("torch", "torch", "sentence_transformers")
+    require("onnx", "onnx")

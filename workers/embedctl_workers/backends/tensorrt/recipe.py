@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedctl_config.errors import MissingExtra, ModelError, SettingsError
+from embedctl_config.errors import ModelError, SettingsError
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import ModelFacts
 from embedctl_workers.backends.onnx.recipe import ONNX, OWN
@@ -18,8 +18,8 @@ from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import request_for, run_build
+from embedctl_workers.models.artifacts import Artifact, Wanted
+from embedctl_workers.models.build_process import found_or_built, require
 from embedctl_workers.models.builders import USUAL, BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -116,30 +116,11 @@ def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOp
 def artifact_for(
     files: ModelFiles, runtime: Runtime, host: Host, options: PlanOptions, how: BuildOptions = USUAL
 ) -> Artifact:
-    """A plan from the cache, or built now in a separate process; of `how`, the revision and `force` count.
-
-    A ModelError if it can't be built, or the cache lacks it and `host.build` is False; MissingExtra if the packages
-    that build it are not installed.
-    """
-    store = ArtifactStore(host.cache)
-    if not host.build and store.find(onnx_recipe.wanted(files, ONNX)) is None:
-        raise ModelError(_not_built(files, host, store, runtime, "the ONNX graph"))
+    """A plan, as :func:`found_or_built`, and the graph that it is built of."""
     graph = onnx_recipe.artifact_for(files, ONNX, host, BuildOptions(revision=how.revision))
-    want = wanted(files, graph, runtime, options)
-    if not how.force and (found := store.find(want)):
-        return found
-    if not host.build:
-        raise ModelError(_not_built(files, host, store, runtime, f"the plan {want.name}"))
-    for package in ("onnx", "onnxruntime", "sentence_transformers"):
-        if find_spec(package) is None:
-            raise MissingExtra("tensorrt", "building a plan")
-
-    def fill(folder: Path) -> Mapping[str, Any]:
-        more = {"graph": str(graph.folder), "options": asdict(options)}
-        request = request_for(files, host, TENSORRT, folder, revision=how.revision, **more)
-        return run_build("embedctl_workers.building.tensorrt", request)
-
-    return store.build(want, fill, force=how.force)
+    want, ready = wanted(files, graph, runtime, options), partial(require, "tensorrt", "onnx", "sentence_transformers")
+    more = {"graph": str(graph.folder), "options": asdict(options)}
+    return found_or_built(files, want, host, how, ready, **more)
 
 
 def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
@@ -158,21 +139,3 @@ def _digest(graph: Artifact) -> str:
     """sha256 over the files of a graph, including its weights and its tokenizer."""
     files = {name: facts["sha256"] for name, facts in graph.manifest["files"].items()}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def _not_built(files: ModelFiles, host: Host, store: ArtifactStore, runtime: Runtime, missing: str) -> str:
-    """The message that there is no plan for this GPU, and which other GPUs have one."""
-    others = {
-        f"{found.manifest['recipe']['gpu']} with TensorRT {found.manifest['recipe']['tensorrt']}"
-        for _, found in store.all()
-        if isinstance(found, Artifact)
-        and (found.manifest["fingerprint"], found.manifest["recipe"]["kind"]) == (files.fingerprint, TENSORRT)
-    }
-    device = runtime.device
-    known = f", only for {', '.join(sorted(others))}" if others else ""
-    return (
-        f"model {files.name!r} has no plan in {host.cache} for {device.name} (compute capability {device.capability}) "
-        f"with TensorRT {runtime.version} and these options{known}: {missing} is missing and --no-build forbids "
-        f"building it: run `embedctl model build {files.name} --class gpu-tensorrt`, or "
-        f"copy the artefacts of a machine with the same GPU and versions"
-    )
