@@ -108,7 +108,7 @@ _PROGRAMS = {
 
 
 #: What the names of variables begin with that the libraries of models read while they load.
-_READ_AT_LOAD = ("ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "TORCH", "XDG_")
+_READ_AT_LOAD = ("ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "TORCH_", "XDG_")
 
 
 def can_be_forked(environment: Mapping[str, str], *, model: bool = False) -> bool:
