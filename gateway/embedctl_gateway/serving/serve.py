@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
@@ -27,6 +28,7 @@ try:
     from embedctl_gateway.calls.common import Gateway
     from embedctl_gateway.serving.application import application
     from embedctl_gateway.serving.connections import Crowd, TimedProtocol, TlsProtocol
+    from embedctl_gateway.serving.entrance import Entrance, FewAtATime
     from embedctl_gateway.serving.memory import prepare
 except ModuleNotFoundError as error:
     raise MissingExtra("gateway", "`embedctl gateway`") from error
@@ -39,8 +41,8 @@ _KEEP_ALIVE_S = 75
 _OPEN_FILES = 4096
 #: A thread that computes gives way to the event loop after as long (seconds): requests go from thread to thread.
 _SWITCH_S = 0.0005
-#: Connections that are accepted before others have their turn, and those that the system keeps until then.
-_ACCEPTED, _WAITING = 16, 2048
+#: Connections that the system keeps until they are accepted.
+_WAITING = 2048
 #: Bytes of an answer in the system's memory that are not on their way. So the gateway sees soon that a client reads.
 _UNSENT_BYTES = 128 * 1024
 
@@ -84,24 +86,39 @@ def _serve(settings: Settings, gateway: Gateway, server: Server, say: Callable[[
         server.run([listener])
 
 
+class _Config(Config):
+    def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop]:
+        return lambda: asyncio.SelectorEventLoop(FewAtATime())
+
+
 class _Server(Server):
-    """Accepts a few connections at a time: each takes a third of a millisecond."""
+    """Takes connections through entrances, instead of as many as there are."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for each in sockets or ():  # asyncio has one number for both
-            each.listen(_WAITING)
+        await super().startup([])
+        self._entrances = [Entrance(each, self._protocol) for each in sockets or ()]
+        for each in self._entrances:
+            each.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in self._entrances:
+            each.close()
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
 
 def make_server(settings: Settings, gateway: Gateway) -> Server:
     """The server, not yet running; raises SettingsError if the certificate or its key can't be read."""
-    config = Config(
+    config = _Config(
         application(gateway),
         ws="none",
-        loop="asyncio",
         lifespan="on",
         log_config=None,
-        backlog=_ACCEPTED,
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -130,6 +147,8 @@ def listening(settings: Settings) -> tuple[socket.socket, str]:
     """The socket of the gateway, and the URL where callers find it; raises SettingsError if the address is none of this
     machine, the port is taken, or other machines can reach it and the gateway has no keys."""
     listener, address = listen_at(settings.gateway_address, "gateway_address")
+    listener.setblocking(False)
+    listener.listen(_WAITING)
     # Of the socket, because a name may lead anywhere.
     if not settings.gateway_keys_file and not is_loopback(listener.getsockname()[0]):
         listener.close()
