@@ -153,7 +153,7 @@ def test_large_batches_of_a_tenant_hold_up_no_other_ones(here: Here, monkeypatch
             assert over.wait(60)
         yield data
 
-    monkeypatch.setattr("embedctl_gateway.batches.runner.requests_of", lines)
+    monkeypatch.setattr("embedctl_gateway.batches.requests.requests_of", lines)
     with (
         gateway_with_keys(here.settings, here.folder, "bob", "eve") as (gateway, (mine, theirs)),
         ExitStack() as opened,

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import IO
 
@@ -28,7 +28,6 @@ from embedctl.store.lease import Lease
 from embedctl.store.stored_files import FileGone, FileStore
 from embedctl_config import keys
 from embedctl_config.errors import (
-    BatchFileError,
     BrokerRefused,
     BrokerUnavailable,
     EmbedctlError,
@@ -45,8 +44,9 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.retry import ASIDE, Growing
 from embedctl_config.tenants import NORMAL
-from embedctl_gateway.batches.answers import BadLine, Written, answers_by_chunk, lines_of, only, requests_of, write
+from embedctl_gateway.batches.answers import Written, answers_by_chunk, write
 from embedctl_gateway.batches.looks import Looks
+from embedctl_gateway.batches.requests import GONE, Refused, Requests, check, told
 from embedctl_gateway.http.refusals import log_failure
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,6 @@ _TURN_S = 60.0
 _RESULTS_TTL_S = 24 * 3600.0
 #: Answers are text in a file, of about four times the bytes of the results that they are made of, which are there too.
 _KEPT_TIMES = 5
-#: Lines that are named if they are refused.
-_NAMED = 200
 #: How long a gateway that ends waits for its threads (seconds).
 _STOP_S = 3.0
 
@@ -83,10 +81,6 @@ class _Lost(Exception):
 
 class _Turn(Exception):
     """Raised when the batch is to be looked at again: its state has changed, others wait, or this process ends."""
-
-
-class _Refused(Exception):
-    """Raised with what is wrong with a batch, as OpenAI lists it."""
 
 
 class Runner:
@@ -264,14 +258,14 @@ class _Work:
 
     def _prepare(self) -> None:
         try:
-            with self._copied() as corpus:
+            with self._requests().copied() as corpus:
                 if "total" not in self._batch.facts:
                     self._validate(corpus)
                 if self._waits_for_workers():
                     self._held.release(_PAUSE_S)
                     return
                 self._submit(corpus)
-        except _Refused as refused:
+        except Refused as refused:
             discard(self._broker, self._batch.facts.get("job", ""))
             self._held.end({"status": "failed", "errors": json.dumps(refused.args[0])})
             return
@@ -279,12 +273,7 @@ class _Work:
         self._held.release(0.0)
 
     def _validate(self, corpus: BatchCorpus) -> None:
-        try:
-            model, dimensions = corpus.check()
-        except InputError as error:
-            found = error.data if isinstance(error, BatchFileError) else [_told("invalid_value", str(error))]
-            said = [str(each["message"]).replace(corpus.files[0].name, _INPUT) for each in found]
-            raise _Refused([{**each, "message": words} for each, words in zip(found, said, strict=True)]) from None
+        model, dimensions = check(corpus)
         model = model or self._broker.settings.model
         facts = {"total": corpus.checked, "inputs": corpus.inputs, "model": model, "dimensions": dimensions or ""}
         self._held.note(facts)
@@ -327,7 +316,7 @@ class _Work:
             self._held.note({"job": ""})  # the library has cancelled it
             raise
         except (SettingsError, InputError) as error:
-            raise _Refused([_told("invalid_value", str(error))]) from None
+            raise Refused([told("invalid_value", str(error))]) from None
         self._held.note({"submitted": 1})
 
     @property
@@ -395,7 +384,7 @@ class _Work:
                 with tempfile.TemporaryFile() as copy:
                     written = self._written(job, self._reader(copy), reason)
             except FileGone:  # requests that were not run have no lines, because nobody knows them any more
-                errors = {"errors": json.dumps([_GONE])}
+                errors = {"errors": json.dumps([GONE])}
                 written = self._written(job, None, reason)
         except JobNotFound as error:
             self._lost_results(status, reason, lost=isinstance(error, JobLost))
@@ -437,49 +426,14 @@ class _Work:
         else:
             self._finish(status, "", reason)
 
-    def _reader(self, copy: IO[bytes]) -> Read | None:
-        """Reads the requests, if they are needed, and raises FileGone as :meth:`_corpus` does; None if they were not
-        valid."""
-        return (lambda: self._corpus(copy).requests()) if "total" in self._batch.facts else None
-
-    @contextmanager
-    def _copied(self) -> Iterator[BatchCorpus]:
-        """The requests, in a file of this machine; raises _Refused if their file is gone, or a line of it too large."""
-        with tempfile.TemporaryFile() as copy:
-            try:
-                corpus = self._corpus(copy)
-            except FileGone:
-                raise _Refused([_GONE]) from None
-            except BadLine as error:
-                raise _Refused([{**_told(error.code, str(error)), "line": error.line}]) from None
-            yield corpus
-
-    def _corpus(self, copy: IO[bytes]) -> BatchCorpus:
-        """The requests, which are copied to an open file without a name, so that a kill leaves nothing; raises FileGone
-        if their file is gone, or that of the answers that they are to replace, and BadLine."""
+    def _requests(self) -> Requests:
         most = self._broker.settings.max_text_bytes
-        lines = requests_of(self._parts(self._batch.facts["input_file_id"]), most)
-        if retried_id := self._batch.facts.get("retried_file_id"):
-            lines = only(lines, lines_of(self._parts(retried_id)))
-        copy.writelines(lines)
-        return BatchCorpus.of_copy(copy, most, _NAMED, self._batch.facts["endpoint"])
+        return Requests(self._files, self._batch, most, self._held.check)
 
-    def _parts(self, file_id: str) -> Iterator[bytes]:
-        file = self._files.get(file_id, self._batch.tenant)
-        if file is None:
-            raise FileGone(f"{file_id} is gone")
-        for part in self._files.read(file):
-            self._held.check()
-            yield part
-
-
-def _told(code: str, message: str) -> dict[str, object]:
-    return {"code": code, "message": message, "param": None, "line": None}
-
-
-#: What the requests are read from, in messages.
-_INPUT = "the input file"
-_GONE = _told("invalid_input_file", "the input file, or that of the requests to retry, is deleted or expired")
+    def _reader(self, copy: IO[bytes]) -> Read | None:
+        """Reads the requests, if they are needed, and raises FileGone as :meth:`Requests.copied_to` does; None if they
+        were not valid."""
+        return (lambda: self._requests().copied_to(copy).requests()) if "total" in self._batch.facts else None
 
 
 def discard(broker: Broker, job_id: str) -> None:
