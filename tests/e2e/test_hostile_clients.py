@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]  # what connections write to
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -15,6 +16,7 @@ import pytest
 import redis
 
 from embedctl.store.stored_files import StoredFile
+from embedctl_gateway.calls.common import PART_BYTES
 from embedctl_gateway.calls.objects import file_object
 from embedctl_gateway.serving.connections import MAX_LINES, Crowd
 from tests.support.batches import client_of, create, ended, lines_of, upload
@@ -47,6 +49,24 @@ def test_nothing_endless_comes_behind_a_form(gateway: Running) -> None:
             for _ in range(100):
                 connection.sendall(b"10000\r\n" + bytes(65536) + b"\r\n")
         assert status_of(connection) == b"400"
+
+
+def test_who_reads_much_holds_the_event_loop_for_a_part_at_a_time(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(range(256)) * 24 * 1024
+    written: list[int] = []
+    write = _SelectorSocketTransport.write
+
+    def noted(transport: Any, piece: bytes) -> None:
+        written.append(len(piece))
+        write(transport, piece)
+
+    with client_of(gateway) as client:
+        file_id = upload(client, data)
+        monkeypatch.setattr(_SelectorSocketTransport, "write", noted)
+        assert client.files.content(file_id).content == data
+    assert max(written) == PART_BYTES
 
 
 @pytest.mark.parametrize(("lines", "status"), [(MAX_LINES - 2, b"200"), (MAX_LINES + 2, b"400")])

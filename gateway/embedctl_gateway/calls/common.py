@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from embedctl.common.daemons import DaemonThreads, doing_for, for_nobody
 from embedctl.queueing.broker import Broker
@@ -313,7 +313,7 @@ class Endpoint:
             response = await self._response(Request(scope, receive), held)
             response.headers["x-request-id"] = f"req_{secrets.token_hex(12)}"
             response.headers["x-content-type-options"] = "nosniff"  # what a tenant has sent is no page
-            await response(scope, receive, send)
+            await response(scope, receive, _in_parts(send))
         finally:
             held.free()
             if held.room:
@@ -345,6 +345,21 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001  (a caller is told that it was not the request)
             log_failure("a request failed with", error)
             return self._style(broken())
+
+
+def _in_parts(send: Send) -> Send:
+    """Sends what is long part by part, and lets others have their turn after each: the event loop would copy all of it
+    at once, twice."""
+
+    async def send_some(message: Message) -> None:
+        body = memoryview(message.get("body", b""))
+        parts = range(0, len(body), PART_BYTES)
+        for begin in parts[:-1]:
+            await send({**message, "body": body[begin : begin + PART_BYTES], "more_body": True})
+            await asyncio.sleep(0)
+        await send({**message, "body": body[parts[-1] :]} if len(parts) > 1 else message)
+
+    return send_some
 
 
 class CallerGone(Exception):
