@@ -290,13 +290,25 @@ class QuotaExceeded(EmbedctlError):
     Args:
         limit: the name of the limit; `most` is its value, and `used` is what the tenant has.
         after_s: seconds after which there is room, if that is known; otherwise 0.
+        is_final: whether there never is room, because the job alone would exceed the limit; `used` is what it needs.
     """
 
     exit_code = ExitStatus.QUOTA_EXCEEDED
 
-    def __init__(self, message: str, *, tenant: str, limit: str, most: int, used: int, after_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        tenant: str,
+        limit: str,
+        most: int,
+        used: int,
+        after_s: float = 0.0,
+        is_final: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.tenant, self.limit, self.most, self.used, self.after_s = tenant, limit, most, used, after_s
+        self.tenant, self.limit, self.most, self.used = tenant, limit, most, used
+        self.after_s, self.is_final = after_s, is_final
 
 
 class WaitTimeout(EmbedctlError, TimeoutError):

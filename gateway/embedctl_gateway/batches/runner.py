@@ -20,7 +20,7 @@ from embedctl.corpus.batch import KEPT_OF_REQUEST, URLS, BatchCorpus
 from embedctl.destinations.answers import EXPIRED, STOPPED, Reason
 from embedctl.jobs import enqueue
 from embedctl.jobs.job import Job
-from embedctl.jobs.options import SubmitOptions
+from embedctl.jobs.options import Kept, SubmitOptions
 from embedctl.queueing.broker import Broker
 from embedctl.store import JobStatus
 from embedctl.store.batches import BatchStore, Step, StoredBatch
@@ -241,7 +241,7 @@ class _Work:
         elif status == "finalizing" and "ends_as" in self._batch.facts:
             self._wind_up(self._batch.facts["ends_as"], EXPIRED)
         elif status == "finalizing":
-            self._finish("completed", self._batch.facts["job"], STOPPED)
+            self._finish("completed", self._batch.facts["job"], self._why_not_run)
         elif status == "in_progress" and self._batch.number("submitted"):
             self._look()
         elif "total" in self._batch.facts and self._waits_for_workers():
@@ -275,8 +275,8 @@ class _Work:
     def _validate(self, corpus: BatchCorpus) -> None:
         model, dimensions = check(corpus)
         model = model or self._broker.settings.model
-        facts = {"total": corpus.checked, "inputs": corpus.inputs, "model": model, "dimensions": dimensions or ""}
-        self._held.note(facts)
+        counted = {name: getattr(corpus, name) for name in ("inputs", "text_bytes", "field_bytes")}
+        self._held.note({"total": corpus.checked, **counted, "model": model, "dimensions": dimensions or ""})
 
     def _precisions(self, model: str) -> list[str]:
         """Those in which live workers serve a model, the best first."""
@@ -306,18 +306,39 @@ class _Work:
             vectors=[URLS[facts["endpoint"]].output],
             tenant=self._batch.tenant,
             lane=NORMAL,
-            kept_times=_KEPT_TIMES,
+            kept=self._kept(),
         )
         try:
             enqueue.submit(self._broker, corpus.records(), options, self._submitting, on_job=self._on_job, at_hand=True)
         except (JobFailed, JobStopped, JobCancelled):
             pass  # somebody has ended it: what is not done is told so
-        except QuotaExceeded:
-            self._held.note({"job": ""})  # the library has cancelled it
-            raise
+        except QuotaExceeded as error:
+            if not error.is_final:
+                self._held.note({"job": ""})  # the library has cancelled it
+                raise
+            self._keep_what_fits(error)
         except (SettingsError, InputError) as error:
             raise Refused([told("invalid_value", str(error))]) from None
         self._held.note({"submitted": 1})
+
+    def _keep_what_fits(self, error: QuotaExceeded) -> None:
+        """End the job of a batch for whose other requests there is never room; raises Refused if there is no such job,
+        so nothing was run."""
+        try:
+            Job(self._batch.facts.get("job", ""), self._broker).stop()
+        except (JobCancelled, JobNotFound):
+            raise Refused([told("quota_exceeded", str(error))]) from None
+        self._held.note({"no_room": str(error)})
+
+    @property
+    def _why_not_run(self) -> Reason:
+        """Of requests that the job of a completed batch has not run."""
+        no_room = self._batch.facts.get("no_room")
+        return Reason("quota_exceeded", f"This request was not executed: {no_room}") if no_room else STOPPED
+
+    def _kept(self) -> Kept:
+        known = (self._batch.number(name) for name in ("inputs", "text_bytes", "field_bytes", "input_bytes"))
+        return Kept(_KEPT_TIMES, *known)
 
     @property
     def _key(self) -> str:
@@ -352,7 +373,7 @@ class _Work:
             self._held.release(_PAUSE_S, {"submitted": 0})
         elif job.state.ended:
             self._held.note({"status": "finalizing"})
-            self._finish("completed", job.id, STOPPED)
+            self._finish("completed", job.id, self._why_not_run)
         else:
             age_s = self._broker.connection.recent_now_ms() / 1000 - self._batch.number("in_progress_at")
             self._held.release(_JOB.pause_s(age_s), self._counts(job))

@@ -67,7 +67,7 @@ def span_of(asked: str | None, if_range: str | None, etag: str, size: int) -> Sp
 
 
 async def create(call: Call) -> Response:
-    most = call.gateway.files.most_bytes
+    most = await in_shared_thread(call.gateway.files.most_bytes)
     if digits_of(call.request.headers.get("content-length", "0"), most + _AROUND_BYTES) is None:
         raise _too_large(most)
     await call.take({UPLOADS: 1})
@@ -75,7 +75,7 @@ async def create(call: Call) -> Response:
     writer = await call.gateway.in_thread(call.gateway.files.writer)
     kept = False
     try:
-        await _receive(call, form, writer)
+        await _receive(call, form, writer, most)
         # It may have taken an hour, and the key may have been removed meanwhile.
         call.gateway.access.caller_of(call.request).need(BATCHES)
         ttl_s = ttl_of_form(form.fields)
@@ -142,11 +142,11 @@ async def content(call: Call) -> Response:
     return StreamingResponse(_chained(first, pieces), status, headers)
 
 
-async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
-    """Take the body, as fast as the place of the parts takes it. Raises Refusal if it is no form, is too large, or
-    takes too long, and CallerGone if the caller went away before its end."""
+async def _receive(call: Call, form: Form, writer: PartWriter, most: int) -> None:
+    """Take the body, as fast as the place of the parts takes it. Raises Refusal if it is no form, has a file of more
+    bytes than `most`, or takes too long, and CallerGone if the caller went away before its end."""
     deadline = time.monotonic() + UPLOAD_S
-    pieces, most = call.request.stream(), call.gateway.files.most_bytes
+    pieces = call.request.stream()
     size = came = 0
     until = time.monotonic() + call.gateway.body_s
     try:
@@ -207,4 +207,4 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 def _too_large(most: int) -> Refusal:
-    return invalid(f"the file has more than {most:,} bytes", "request_too_large", FILE, 413)
+    return invalid(f"the file has more than {most:,} bytes: divide it", "request_too_large", FILE, 413)

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from embedctl.corpus.kept import check_keep
 from embedctl.jobs.enqueue import job_spec
 from embedctl.jobs.job import Job
-from embedctl.jobs.options import SubmitOptions, is_whole
+from embedctl.jobs.options import Kept, SubmitOptions, is_whole
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.listening import in_shared_thread
 from embedctl.queueing.routing import with_workers
@@ -84,7 +84,7 @@ def _told(handler: Handler) -> Handler:
             raise Refusal(503, str(error), "broker_full", None, {"retry-after": str(BUSY_S)}) from None
         except QuotaExceeded as error:
             refusal = limited(error, _code_of(error))
-            told = f"{error.tenant} {error.limit} {error.most} {error.used} {error.after_s}"
+            told = f"{error.tenant} {error.limit} {error.most} {error.used} {error.after_s} {error.is_final:d}"
             refusal.headers = {**refusal.headers, "x-quota": told}
             raise refusal from None
         except EmbedctlError as error:
@@ -126,7 +126,7 @@ def _spec(broker: Broker, tenant: str, fields: dict[str, Any]) -> JobSpec:
     if other != tenant:
         raise NotPermitted(f"this key is for tenant {tenant}, and the job would be one of {other}")
     given["keep"] = check_keep(given.get("keep", ()))
-    spec = job_spec(broker, SubmitOptions(**given, tenant=tenant, kept_times=1))
+    spec = job_spec(broker, SubmitOptions(**given, tenant=tenant, kept=Kept(1)))
     if len(json.dumps(dict(spec.options))) > _MOST_OPTIONS:
         raise SettingsError(f"the options have more than {_MOST_OPTIONS:,} bytes: name fewer columns in column_types")
     most = min(chunk_bytes, spec.options["chunk_bytes"], MAX_BODY_BYTES // 2)

@@ -123,6 +123,7 @@ class BatchCorpus:
 
     Attributes:
         checked, inputs: how many requests :meth:`check` has read, and how many texts these have.
+        text_bytes, field_bytes: the bytes of these texts, and about those of the ids and kept fields of their records.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class BatchCorpus:
     ) -> None:
         self.files = files
         self._url = url
-        self.checked = self.inputs = 0
+        self.checked = self.inputs = self.text_bytes = self.field_bytes = 0
         self._named = _NAMED
         self._max_bytes = max_bytes
         self._limit = limit
@@ -182,7 +183,7 @@ class BatchCorpus:
 
     def _mistakes(self, shared: _Shared, ids: UniqueIds) -> Iterator[Mistake]:
         """What is wrong with requests alone, or beside those before them; counts what is read."""
-        self.checked = self.inputs = wrong = 0
+        self.checked = self.inputs = self.text_bytes = self.field_bytes = wrong = 0
         for place, line in self._lines():
             self.checked += 1
             try:
@@ -193,6 +194,8 @@ class BatchCorpus:
                 request = _request(custom_id, row, self._url)
                 shared.check(request, self._where(place))
                 self.inputs += len(request.inputs)
+                self.text_bytes += _size_of(request.inputs)
+                self.field_bytes += len(request.inputs) * (len(_kept(request, 0)) + _size_of([custom_id]))
             except _Refused as refused:
                 wrong += 1
                 yield Mistake(place, *refused.args)
@@ -202,10 +205,8 @@ class BatchCorpus:
     def records(self, on_bad_line: object = None) -> Iterator[Record]:
         """A record for each input of each request, read lazily; BatchFileError if a line has changed since a check."""
         for request in self._all():
-            count = len(request.inputs)
             for index, text in enumerate(request.inputs):
-                kept = {"index": index, "inputs": count, "encoding_format": request.encoding_format}
-                yield make_record(text, request.custom_id, self._max_bytes, json.dumps(kept).encode())
+                yield make_record(text, request.custom_id, self._max_bytes, _kept(request, index))
 
     def requests(self) -> Iterator[tuple[str, int]]:
         """The custom_id of each request, and the number of its inputs. Raises as :meth:`records`."""
@@ -359,11 +360,9 @@ def _request(custom_id: str, row: Mapping[str, Any], url: str) -> Request:
     if model is not None and (wrong := check_model_name(model)):
         _refuse("invalid_value", "body.model", wrong)
     inputs = _inputs(body, texts)
-    if output is Output.MULTI and len(inputs) > 1:
-        size = sum(len(each.encode(errors="surrogatepass")) for each in inputs if isinstance(each, str))
-        if size > _MAX_MULTI_BYTES:
-            message = f"{texts} has {size:,} bytes in several texts; a request has {_MAX_MULTI_BYTES:,}: divide it"
-            _refuse("max_tokens_per_request", f"body.{texts}", message)
+    if output is Output.MULTI and len(inputs) > 1 and (size := _size_of(inputs)) > _MAX_MULTI_BYTES:
+        message = f"{texts} has {size:,} bytes in several texts; a request has {_MAX_MULTI_BYTES:,}: divide it"
+        _refuse("max_tokens_per_request", f"body.{texts}", message)
     return Request(custom_id, inputs, model, dimensions, encoding_format or "float")
 
 
@@ -381,6 +380,17 @@ def _inputs(body: Mapping[str, Any], name: str) -> list[object]:
             "invalid_type", where, f"{name} holds token ids, which only the model's own server takes: give the text"
         )
     return inputs
+
+
+def _kept(request: Request, index: int) -> bytes:
+    """What the record of an input keeps of its request."""
+    kept = {"index": index, "inputs": len(request.inputs), "encoding_format": request.encoding_format}
+    return json.dumps(kept).encode()
+
+
+def _size_of(inputs: Iterable[object]) -> int:
+    """The bytes of texts."""
+    return sum(len(each.encode(errors="surrogatepass")) for each in inputs if isinstance(each, str))
 
 
 def _refuse(code: str, param: str | None, message: str) -> NoReturn:

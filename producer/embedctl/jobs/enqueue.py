@@ -47,11 +47,11 @@ T = TypeVar("T")
 #: An inline job has at most so many records and bytes. A larger one is not held up by a few round trips.
 _INLINE_RECORDS, _INLINE_BYTES = 256, 32 * 1024
 #: Options that do not have to be the same when a job is resumed.
-_NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane", "column_types", "kept_times")
+_NOT_COMPARED = ("idempotency_key", "resume", "drain", "duplicates", "tenant", "lane", "column_types", "kept")
 #: Options that decide what is stored for each record, and so are compared even where they are not given.
 _OF_RECORDS = ("keep", "count_tokens", "batch_file", "digests")
 #: Options that a gateway is not told: they are the submission's own.
-_NOT_ASKED = ("resume", "duplicates", "kept_times")
+_NOT_ASKED = ("resume", "duplicates", "kept")
 #: Options that every job holds.
 _ALWAYS_HELD = (*DECIDING_OPTIONS, "dimensions", "chunk_size")
 #: Those that a job holds only if they are set.
@@ -261,8 +261,8 @@ def _add_all(submission: Submission, job: JobStatus, ahead: ReadAhead, options: 
         try:
             for chunk in chunks:
                 submission.add(chunk)
-        except QuotaExceeded:  # the job is empty: it must not count, nor keep its idempotency key
-            if options.resume is None:
+        except QuotaExceeded:  # an empty job must not count, nor keep its idempotency key; nobody resumes one without
+            if options.resume is None and not (submission.chunks and options.idempotency_key):
                 _cancel(submission.broker, job.id)
             raise
         submission.seal()
@@ -320,7 +320,7 @@ def job_spec(broker: Broker, options: SubmitOptions) -> JobSpec:
         tenant,
         lane,
         settings.tenants[tenant].weight if tenant in settings.tenants else None,
-        keeps(broker, options, model, hardware) if options.kept_times else "",
+        keeps(broker, options, model, hardware, precision),
     )
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from embedctl.jobs.options import SubmitOptions, is_whole
+import math
+
+from embedctl.jobs.options import Kept, SubmitOptions, is_whole
 from embedctl.queueing.broker import Broker
+from embedctl.queueing.chunk_sizes import BYTES_PER_TOKEN
+from embedctl.store.quotas import larger_than_kept
+from embedctl.store.scripts import KEPT_PART
 from embedctl.store.workers import Offer
 from embedctl_config.errors import SettingsError
 from embedctl_config.model_names import not_matryoshka, unknown_prompt
@@ -17,6 +22,8 @@ _SMALL_CHUNK = 1024
 _MULTI_WIDTH = 1024
 #: Of a dense vector, the dimensions where no live worker tells them, and what is around it (bytes).
 _DIM, _PER_ROW = 1024, 64
+#: Of any record in a result, what is around its vectors and fields, with its part of what is around the chunk (bytes).
+_AROUND = 24
 #: A token of short words has no fewer bytes.
 _PER_TOKEN = 2
 #: Most dimensions that a job may ask for: several times those of any model.
@@ -58,9 +65,13 @@ def most_chunk_bytes(broker: Broker, options: SubmitOptions, model: str, hardwar
     return min(broker.settings.chunk_bytes, MAX_VECTOR_BYTES // (4 * width))
 
 
-def keeps(broker: Broker, options: SubmitOptions, model: str, hardware: str) -> str:
-    """What `sums.lua` is told of a gateway's job, whose bytes count for its tenant."""
-    served, times = _served(broker, model, hardware), options.kept_times
+def keeps(broker: Broker, options: SubmitOptions, model: str, hardware: str, precision: str) -> str:
+    """What `sums.lua` is told of a gateway's job, whose bytes count for its tenant; nothing if they do not. Raises
+    QuotaExceeded, which is final, if they are known to be more than a tenant may keep; tokens are reckoned from the
+    length of texts."""
+    if (kept := options.kept) is None:
+        return ""
+    served, most = _served(broker, model, hardware), broker.kept_most()
     row = byte = 0
     if Output.DENSE in options.outputs:
         row += _PER_ROW + 4 * (options.dimensions or max((offer.dim for offer in served), default=0) or _DIM)
@@ -69,7 +80,22 @@ def keeps(broker: Broker, options: SubmitOptions, model: str, hardware: str) -> 
     if Output.MULTI in options.outputs:
         width = max((offer.multi_width for offer in served), default=0) or _MULTI_WIDTH
         byte += 4 * width // _PER_TOKEN
-    return f"{broker.kept_most()} {row * times} {byte * times} {times}"
+    whole = max((_whole(kept, options, offer, 2 if precision == "fp16" else 4) for offer in served), default=0)
+    if kept.beside + whole > most * KEPT_PART:
+        raise larger_than_kept(options.tenant or "", kept.beside + whole, most)
+    return f"{most} {row * kept.times} {byte * kept.times} {kept.times} {whole} {kept.beside}"
+
+
+def _whole(kept: Kept, options: SubmitOptions, offer: Offer, number: int) -> int:
+    """What a job counts when all of it is encoded, as far as that is known beforehand; its dense vectors have numbers
+    of so many bytes."""
+    size = float(kept.records * _AROUND + kept.field_bytes)
+    if Output.DENSE in options.outputs:
+        size += kept.records * number * (options.dimensions or offer.dim)
+    if Output.MULTI in options.outputs:
+        tokens = min(kept.text_bytes / BYTES_PER_TOKEN, kept.records * offer.max_tokens)
+        size += 4 * offer.multi_width * tokens
+    return math.ceil(kept.times * size)
 
 
 def _served(broker: Broker, model: str, hardware: str) -> list[Offer]:

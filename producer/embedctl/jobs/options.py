@@ -93,6 +93,20 @@ class JobOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What counts for the tenant of a gateway's job: what is kept of it, `times` as much as it is. If it is known
+    beforehand how many `records` it has, and the bytes of their texts, and of their ids and kept fields, the job begins
+    only where there is room for all of it. `beside`: the bytes of the tenant's files that are kept as long as the job
+    is."""
+
+    times: int
+    records: int = 0
+    text_bytes: int = 0
+    field_bytes: int = 0
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitOptions:
     """The options of a submission, checked as far as they can be without a broker; see :class:`JobOptions`. Raises
     SettingsError if one is wrong, or two exclude each other.
@@ -101,7 +115,7 @@ class SubmitOptions:
     other option given must be the same as when the job was begun. `keep` names the fields that the records hold as kept
     fields, and so must always be the same. `batch_file`: the job is made of an OpenAI batch file. `drain` asks for a
     job that pauses while Redis holds too many of its results; somebody must drain it.
-    Of gateways' jobs, what is kept counts for the tenant, `kept_times` as much as it is.
+    `kept` says how what is kept of a gateway's job counts for its tenant; None if it does not.
     `column_types` are those of a corpus in parquet; see :mod:`embedctl.corpus.column_types`. `vectors` are the outputs
     asked for (:class:`~embedctl_config.outputs.Output`), None for dense vectors alone.
     """
@@ -131,7 +145,7 @@ class SubmitOptions:
     digests: bool = False
     column_types: Mapping[str, str] | None = None
     vectors: Sequence[str] | None = None
-    kept_times: int = 0
+    kept: Kept | None = None
 
     @classmethod
     def of(cls, **given: Unpack[JobOptions]) -> Self:

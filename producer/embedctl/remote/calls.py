@@ -174,9 +174,15 @@ class Calls:
             told = orjson.loads(body)["error"]
             message, code = str(told["message"]), str(told["code"])
         if code == "quota_exceeded":
-            tenant, limit, most, used, after_s = headers["x-quota"].split(" ")
+            tenant, limit, most, used, after_s, final = headers["x-quota"].split(" ")
             return QuotaExceeded(
-                message, tenant=tenant, limit=limit, most=int(most), used=int(used), after_s=float(after_s)
+                message,
+                tenant=tenant,
+                limit=limit,
+                most=int(most),
+                used=int(used),
+                after_s=float(after_s),
+                is_final=final == "1",
             )
         kind = getattr(errors, "".join(word.capitalize() for word in code.split("_")), None)
         if isinstance(kind, type) and issubclass(kind, EmbedctlError):

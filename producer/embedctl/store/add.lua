@@ -2,7 +2,7 @@
 -- KEYS[2..4]: producer, input, result. ARGV: job, chunk, digest, rows, input or '' to ask only whether it is wanted,
 -- token, lease, [the token that the job was made with, if the caller may have met another job of its id].
 -- → ok <bytes waiting> | wanted | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
---   | full <limit> <its value> <what the tenant has> <tenant>
+--   | full <limit> <its value> <what the tenant has> <tenant> [what the job would need alone, if there is never so much]
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 if facts.stopped_by then return {'stopped'} end
 if not is_made_with(ARGV[8]) or (not sealed and not take(KEYS[2], ARGV[6], ARGV[7])) then return {'held'} end
@@ -13,8 +13,15 @@ local limits = quota and quota_of(quota, ARGV[1])
 local function no_room()
   local size, full = size_in(input), nil
   if kept then  -- one that has begun leaves a tenth to new jobs
-    full = without_keeping(kept, facts.keeps, facts.tenant or TENANT,
-      kept_of(facts.keeps, size + KEPT_CHUNK, rows, size) - KEPT_JOB, added > 0 and 0.9 or 1)
+    local records, bytes = waiting_of(facts.records, facts.done, facts.failed, facts.waiting_bytes, facts.resumed_records)
+    local then_kept = kept_of(facts.keeps, (facts.kept_bytes or 0) + size + KEPT_CHUNK, records + rows, bytes + size, true)
+    local more = then_kept - (redis.call('HGET', kept, ARGV[1]) or 0)
+    full = without_keeping(kept, facts.keeps, facts.tenant or TENANT, more, added > 0 and KEPT_PART or 1)
+    -- If all before it is encoded, nothing makes room but what is done with other jobs and files.
+    if full and records == 0 and not drains then
+      local beside = facts.keeps:match('^%S+ %S+ %S+ %S+ %S+ (%S+)$') or 0
+      if then_kept + beside > full[3] * KEPT_PART then full[6] = string.format('%.0f', then_kept + beside) end
+    end
   end
   if full or not quota then return full end
   full = without_room_for(limits, rows, size, added > 0) or within_rate(quota, limits, 'max_texts_s', rows)

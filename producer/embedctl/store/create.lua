@@ -17,9 +17,10 @@ local asked = ARGV[8] ~= '' and cjson.decode(ARGV[8])
 local heard = asked and hear(asked)
 local limits = quota_of(KEYS[2], ARGV[1])
 local keeps = ARGV[10] ~= '' and ARGV[10]
+local whole = keeps and kept_of(keeps, 0, 0, 0)
 local full = without_room(limits, function(_, most, used) return used < most end)
   or (asked and within_rate(KEYS[2], limits, 'max_texts_s', asked.texts, true))
-  or (keeps and without_keeping(KEPT_BY .. ARGV[9], keeps, ARGV[9], KEPT_JOB, 1))
+  or (keeps and without_keeping(KEPT_BY .. ARGV[9], keeps, ARGV[9], whole, whole > KEPT_JOB and KEPT_PART or 1))
 if full then return full end
 local none = asked and without_place(asked, heard)
 if none then return {'no_room', unpack(none)} end

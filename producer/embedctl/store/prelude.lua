@@ -302,7 +302,8 @@ local function account(known)
       'resumed_records')))
   end
   if kept then
-    note_kept(kept, ARGV[1], kept_of(facts.keeps, redis.call('HGET', job, 'kept_bytes'), records, bytes))
+    local stored = redis.call('HGET', job, 'kept_bytes')
+    note_kept(kept, ARGV[1], kept_of(facts.keeps, stored, records, bytes, sealed or is_over))
   end
   if not quota then return end
   known = known or quota_of(quota, ARGV[1])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from embedctl.chunk_files import ChunkFiles
 from embedctl.store.connection import Connection
-from embedctl.store.scripts import ScriptCall
+from embedctl.store.scripts import KEPT_PART, ScriptCall
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys, tenants
 from embedctl_config.errors import QuotaExceeded
@@ -77,7 +77,7 @@ class Quotas:
         """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once. Refusals that
         follow one another ask for it, so it is done twice in a second at most."""
         now = time.monotonic()
-        if now - self._corrected.get(tenant, -inf) < _PAUSE_S:
+        if now - self._corrected.get(tenant, -math.inf) < _PAUSE_S:
             return
         self._corrected[tenant] = now
         for script, key in _CORRECTED:
@@ -156,9 +156,26 @@ def is_rate(rest: Sequence[Any]) -> bool:
     return rest[0].decode() in RATES
 
 
+def larger_than_kept(tenant: str, needed: int, most: int) -> QuotaExceeded:
+    """The error for a job, or a batch, that would need more than its tenant may keep if that had nothing else."""
+    parts = math.ceil(needed / (most * KEPT_PART))
+    return QuotaExceeded(
+        f"it would need at least {needed:,} bytes with its file and its results, and tenant {tenant} keeps at most "
+        f"{most:,} in jobs and files, the last tenth for others ({KEPT}): divide it into at least {parts}, and delete "
+        "what one has given before the next; or give Redis more maxmemory, or chunk_files",
+        tenant=tenant,
+        limit=KEPT,
+        most=most,
+        used=needed,
+        is_final=True,
+    )
+
+
 def exceeded(tenant: str, rest: Sequence[Any]) -> QuotaExceeded:
     """The error for a script's answer `full`."""
     limit, most, used = rest[0].decode(), int(rest[1]), int(rest[2])
+    if len(rest) > 4:
+        return larger_than_kept(tenant, int(rest[4]), most)
     if limit in RATES:
         after_s = used / 1000
         return QuotaExceeded(

@@ -5,11 +5,11 @@ local over = {completed = true, completed_with_errors = true, failed = true, can
 
 local function correct(id)
   local facts = redis.call('HMGET', JOB .. id, 'state', 'tenant', 'keeps', 'kept_bytes', 'records', 'done', 'failed',
-    'waiting_bytes', 'resumed_records')
+    'waiting_bytes', 'resumed_records', 'sealed')
   if not facts[3] or (facts[2] or TENANT) ~= ARGV[1] then return note_kept(KEYS[1], id, 0) end
   local records, bytes = waiting_of(unpack(facts, 5, 9))
   if over[facts[1]] then records, bytes = 0, 0 end
-  note_kept(KEYS[1], id, kept_of(facts[3], facts[4], records, bytes))
+  note_kept(KEYS[1], id, kept_of(facts[3], facts[4], records, bytes, over[facts[1]] or facts[10] == '1'))
 end
 
 local cursor = redis.call('HGET', KEYS[1], 'cursor') or 0

@@ -21,6 +21,8 @@ _FOLDER = files("embedctl.store")
 #: Whole numbers that each job has, first those of its records that are encoded, and others that it may lack.
 _NEEDED = ("done", "failed", *sorted({*COUNTS} - {"done", "failed"}), "next", "ttl_ms", "created_ms", "progressed_ms")
 _NUMBERS = (*_NEEDED, *PERHAPS_NUMBERS, "work", "owed", "started_ms", "lost_first", "lost_last")
+#: Jobs that have begun, or whose size is known, have so much of what their tenant may keep; the rest is for new ones.
+KEPT_PART = 0.9
 #: Scripts of the gateway's ledger.
 _OF_LEDGER = ("make", "take_batch", "step_batch", "cancel_batch", "late", "relist_made", "drop_file")
 #: Scripts that are not about a job → the parts that they include.
@@ -101,6 +103,7 @@ CONSTANTS: Mapping[str, Any] = {
     # keeps beside their bytes. Larger facts of a durable part may be refused.
     "KEPT_JOB": 4096,
     "KEPT_CHUNK": 512,
+    "KEPT_PART": KEPT_PART,
     "SMALL_FACTS": 4096,
     "WIRE_VERSION": wire.VERSION,
     "CHUNK_TTL_FACTOR": keys.CHUNK_TTL_FACTOR,

@@ -23,6 +23,9 @@ from embedctl_config.errors import BrokerUnavailable, EmbedctlError, WireError
 PART_BYTES = 4 * 1024 * 1024
 #: The largest file whose parts are in Redis, as at OpenAI, and the largest one outside of it.
 _MOST_BYTES, _MOST_OUTSIDE = 512 * 1024**2, 16 * 1024**3
+#: No file is larger than this part of what a tenant may keep: more is never free for one upload, and a batch needs room
+#: beside its file.
+_LARGEST_PART = 0.75
 #: What every part begins with, as chunks do, so that a reference to it is told from it.
 _HEAD = wire.MAGIC + bytes([wire.ELSEWHERE]) + bytes(wire.PREFIX_BYTES - len(wire.MAGIC) - 1)
 #: The fields of a file that are numbers.
@@ -101,10 +104,10 @@ class FileStore:
         self._files = files
         self._quotas = Quotas(connection)
 
-    @property
     def most_bytes(self) -> int:
-        """The size of the largest file."""
-        return _MOST_OUTSIDE if self._files.is_outside else _MOST_BYTES
+        """The size of the largest file, for which there is room while its tenant uploads and keeps nothing else."""
+        most = _MOST_OUTSIDE if self._files.is_outside else _MOST_BYTES
+        return min(most, int(kept_most(self._connection, self._files) * _LARGEST_PART))
 
     def writer(self) -> PartWriter:
         """Takes the bytes of a new file."""

@@ -42,16 +42,20 @@ local function note_kept(kept, id, bytes)
 end
 
 -- How many bytes count as kept of a gateway's job: what Redis keeps of it, and what is expected of the records, and of the
--- bytes of text, that wait. `keeps` are the words `most row byte factor`: the most that its tenant keeps; the bytes of results
--- that a record gives, and a byte of text; and by how much what is stored is multiplied.
-local function kept_of(keeps, stored, records, bytes)
-  local row, byte, factor = keeps:match('^%S+ (%S+) (%S+) (%S+)$')
-  return math.ceil(KEPT_JOB + (stored or 0) * factor + records * row + bytes * byte)
+-- bytes of text, that wait. `keeps` are the words `most row byte factor [whole beside]`: the most that its tenant keeps; the
+-- bytes of results that a record gives, and a byte of text; by how much what is stored is multiplied; what the whole job will
+-- count at least, as far as that is known; and the bytes of files that are kept as long as it is. Until the job has all its
+-- records (`is_whole`), it counts as so much: of two jobs that have begun, neither waits for what the other one has.
+local function kept_of(keeps, stored, records, bytes, is_whole)
+  local row, byte, factor, whole = keeps:match('^%S+ (%S+) (%S+) (%S+) ?(%S*)')
+  local counted = math.ceil(KEPT_JOB + (stored or 0) * factor + records * row + bytes * byte)
+  return is_whole and counted or math.max(counted, tonumber(whole) or 0)
 end
 
 -- The answer if a tenant that keeps so many bytes more would have more than this part of what it may keep, its files
 -- included; nil if it would not.
 local function without_keeping(kept, keeps, tenant, more, part)
+  if more <= 0 then return nil end
   local most = tonumber(keeps:match('^%S+'))
   local used = (redis.call('HGET', kept, 'sum') or 0) + (redis.call('HGET', LEDGER .. 'kept', FILES .. tenant) or 0)
   if used + more > most * part then return {'full', 'max_kept_bytes', most, used, tenant} end

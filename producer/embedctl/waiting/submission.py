@@ -88,7 +88,8 @@ class Submission:
             CorpusChanged: the job has another chunk in this place, or was sealed without it.
             JobFailed, JobStopped: its error budget, or a user, has ended it.
             JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to resume.
-            QuotaExceeded: this is the first chunk, and its tenant's limits leave no room. Later ones wait for room.
+            QuotaExceeded: this is the first chunk, and its tenant's limits leave no room. Later ones wait for room,
+                unless it is known that there never will be.
             WaitTimeout: the time is over.
         """
         self._check_time()
@@ -136,6 +137,8 @@ class Submission:
             try:
                 return self._retried(ask)
             except QuotaExceeded as error:
+                if error.is_final:
+                    raise
                 is_rate = error.after_s > 0
                 if not is_rate and asked % _CORRECTED_EVERY == 0:
                     self._retried(partial(self.broker.quotas.correct, error.tenant))

@@ -216,3 +216,57 @@ def test_notes_that_are_wrong_or_lost_are_corrected_where_room_is_short(
     raw.hset(keys.kept("a"), "sum", 16 * keys.SMALL_FILE_BYTES)
     keeping.keep()
     jobs.check(left)
+
+
+#: As much as all chunks of a job will give; and then as much as its tenant may keep beside it, but for the last tenth.
+WHOLE, ROOM = 30_000, 60_000
+
+
+def test_a_job_whose_size_is_known_begins_with_room_for_all_of_it(jobs: Jobs, broker: Broker, raw: Redis) -> None:
+    keeps = f"{(WHOLE + ROOM) * 10 // 9} 0 0 1 {WHOLE}"
+    first = jobs.make(0, seal=False, keeps=keeps)
+    second = jobs.make(0, seal=False, keeps=keeps)
+    third = jobs.make(0, seal=False, keeps=keeps)
+    for _ in range(2):
+        assert int(raw.hget(keys.kept("a"), "sum") or 0) == 3 * WHOLE
+        with pytest.raises(QuotaExceeded):
+            jobs.make(0, seal=False, keeps=keeps)
+        broker.quotas.correct("a")
+    filled = [jobs.make(0, seal=False, keeps="100000 0 0 1") for _ in range(2)]  # the last tenth
+    with pytest.raises(QuotaExceeded):
+        jobs.make(0, seal=False, keeps="100000 0 0 1")
+    assert all(add(broker, first, chunk)[0] is Added.OK for chunk in range(3))  # it has its room already
+    broker.jobs.seal(first, 3)
+    jobs.check(first)  # from now on, it counts as what it is
+    broker.jobs.cancel(second)
+    broker.jobs.stop(third)
+    for job_id in filled:
+        broker.jobs.cancel(job_id)
+    assert int(raw.hget(keys.kept("a"), "sum") or 0) < WHOLE
+    jobs.make(0, seal=False, keeps=keeps)
+
+
+def test_a_job_that_gives_more_than_was_reckoned_needs_room_for_the_rest(jobs: Jobs, broker: Broker) -> None:
+    job_id = jobs.make(0, seal=False, keeps="21000 3000 0 1 8000")
+    assert [add(broker, job_id, chunk)[0] for chunk in range(2)] == [Added.OK] * 2
+    with pytest.raises(QuotaExceeded) as raised:
+        add(broker, job_id, 2)
+    assert raised.value.most == 21_000
+
+
+@pytest.mark.parametrize(("beside", "waits", "is_final"), [(0, False, False), (4000, False, True), (4000, True, False)])
+def test_a_job_that_alone_needs_more_than_there_is_is_told_so_once_nothing_else_makes_room(
+    jobs: Jobs, broker: Broker, raw: Redis, beside: int, waits: bool, is_final: bool
+) -> None:
+    job_id = jobs.make(0, seal=False, keeps=f"10000 0 0 1 0 {beside}")
+    other = jobs.make(0, seal=False)
+    add(broker, job_id, 0)
+    if not waits:
+        work(broker, job_id, 0)
+    with pytest.raises(QuotaExceeded) as raised:
+        add(broker, job_id, 1)
+    assert raised.value.is_final == is_final
+    raw.delete(keys.job(other))
+    broker.quotas.correct("a")
+    if not beside:
+        assert add(broker, job_id, 1)[0] is Added.OK

@@ -88,7 +88,7 @@ def test_ids_are_checked_for_files_alone(duplicates: str | None, output: str | N
 
 
 def test_the_options_of_a_caller_are_those_of_a_submission() -> None:
-    ours = {"max_errors_share", "resume", "batch_file", "drain", "column_types", "kept_times"}
+    ours = {"max_errors_share", "resume", "batch_file", "drain", "column_types", "kept"}
     assert {each.name for each in fields(SubmitOptions)} - ours == JobOptions.__optional_keys__
     documented = {line.strip().partition(":")[0] for line in str(JobOptions.__doc__).splitlines()}
     assert documented >= JobOptions.__optional_keys__
