@@ -220,7 +220,7 @@ class Destination(ABC):
     name: str
     #: A batch has about so many records, and no more than about so many bytes of vectors, ids and kept fields.
     batch_records: int = 5_000
-    batch_bytes: int = 128 * 1024 * 1024
+    batch_bytes: int = 64 * 1024 * 1024
     #: The outputs that it can hold, and the types of dense vectors.
     outputs: Sequence[Output] = PLAIN
     dtypes: Sequence[Dtype] = (Dtype.FLOAT32, Dtype.FLOAT16)
