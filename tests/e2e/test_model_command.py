@@ -64,24 +64,6 @@ def test_a_model_is_built_once_listed_shown_and_served(here: Here) -> None:
     np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
 
 
-def test_what_smaller_vectors_cost_is_measured(here: Here) -> None:
-    ours = ["model", "quality", "tiny", "--class", "cpu"]
-    smaller = ["--dims", "32", "--dims", "8", "--dtype", "int8", "--dtype", "float32"]
-    found = json.loads(here.embedctl(*ours, *smaller, "--json", model=True, status=0).stdout)
-    rows = {(row["dims"], row["dtype"]): (row["bytes"], row["overlap@10"]) for row in found}
-    assert rows.keys() == {(32, "float32"), (32, "int8"), (8, "float32"), (8, "int8")}
-    assert (rows[32, "float32"], rows[8, "int8"][0]) == ((128, 1), 8)
-    assert rows[8, "float32"][1] < rows[32, "int8"][1] < 1
-    table = here.embedctl(*ours, "--dims", "16", model=True, status=0)
-    assert [line.split()[:4] for line in table.stdout.splitlines()[1::3]] == [
-        ["dense", "16", "float32", "64"],
-        ["dense", "16", "binary", "2"],
-    ]
-    assert "leave out --dims, or cut them with --dims-anyway" in table.stderr
-    for wrong, why in ((["--vectors", "sparse"], "gives no sparse vectors"), (["--dims", "33"], "have 32")):
-        assert why in here.embedctl(*ours, *wrong, model=True, status=2).stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
