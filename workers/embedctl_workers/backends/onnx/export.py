@@ -123,7 +123,8 @@ class WholeModel(torch.nn.Module):
             features["attention_mask"] = pooling_mask
         for module in others:
             features = module(features)
-        vectors = features.get(OUTPUT, features["token_embeddings"])  # models of late interaction pool nothing
+        # Models of late interaction pool nothing; CLIP has no vectors of tokens.
+        vectors = features[OUTPUT] if OUTPUT in features else features["token_embeddings"]
         of_tokens = [head.of_tokens(features["token_embeddings"]) for head in self._heads.values()]
         return (vectors, *of_tokens) if of_tokens else vectors
 
