@@ -17,7 +17,7 @@ _INSTALL_S = 1800
 #: Packages that harm an environment: torchvision, built for CUDA, breaks transformers beside a torch for the CPU.
 _REMOVED = {"st-openvino": ["torchvision"]}
 #: Packages without what they need: PyLate's index, which does not encode, needs an older torch than others do.
-_ALONE = {"pylate": ["pylate==1.6.0"]}
+ALONE = {"pylate": ["pylate==1.6.0"]}
 
 
 def requirements_of(environment: str) -> Path:
@@ -53,7 +53,7 @@ def python_of(environment: str, place: Path) -> Path:
         venv.create(folder, clear=True, with_pip=True)
         # All in one step: torch's pin keeps pip from preferring a newer build of torch.
         run([python, "-m", "pip", "install", "--quiet", "-r", requirements], log, timeout=_INSTALL_S)
-        if alone := _ALONE.get(environment):
+        if alone := ALONE.get(environment):
             run([python, "-m", "pip", "install", "--quiet", "--no-deps", *alone], log, timeout=_INSTALL_S)
         if removed := _REMOVED.get(environment):
             run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *removed], log, timeout=_INSTALL_S)

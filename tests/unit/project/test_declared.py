@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from typing import Any, TypeGuard
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from embedctl_bench.peers.environments import ALONE
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = {
@@ -157,6 +160,7 @@ def _distributions() -> Mapping[str, list[str]]:
 @functools.cache
 def of_adapters() -> set[str]:
     lines = [line for file in THEIRS.glob("*.txt") for line in file.read_text(encoding="utf-8").splitlines()]
+    lines += itertools.chain.from_iterable(ALONE.values())
     return {canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith(("#", "-"))}
 
 
