@@ -16,8 +16,8 @@ from tests.support.here import Here
 from tests.support.waiting import eventually
 
 MIB = 1024 * 1024
-#: So many requests with as many texts each, of which each has a vector of 16 dimensions, are more than nine tenths of
-#: what a tenant keeps. Half of them are not, but they are together with the answers to the other half.
+#: The requests of a batch, and the texts of each. Their vectors of 16 dimensions take more than nine tenths of what a
+#: tenant may keep. Half of the requests take less, but with the answers to the other half they take more, too.
 REQUESTS, TEXTS = 16, 2048
 
 

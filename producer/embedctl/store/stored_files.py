@@ -105,7 +105,7 @@ class FileStore:
         self._quotas = Quotas(connection)
 
     def most_bytes(self) -> int:
-        """The size of the largest file, for which there is room while its tenant uploads and keeps nothing else."""
+        """The size of the largest file. A tenant that uploads and keeps nothing else has room for it."""
         most = _MOST_OUTSIDE if self._files.is_outside else _MOST_BYTES
         return min(most, int(kept_most(self._connection, self._files) * _LARGEST_PART))
 

@@ -107,7 +107,7 @@ def imported(*arguments: str) -> str:
 @pytest.mark.needs("avx2")
 @pytest.mark.parametrize("backend", ["torch", "int8"])
 def test_a_kept_model_encodes_without_an_import_of_torch(backend: str, tmp_path: Path) -> None:
-    """Nor is it imported to choose its products, of which there is one kind with AVX2."""
+    """Its products are not chosen by torch either: with AVX2, there is one kind."""
     assert imported(backend, "all-MiniLM-L6-v2", str(tmp_path / "cache")) == "[]"
 
 

@@ -37,7 +37,7 @@ class InfinityAdapter:
         return self._loop.run_until_complete(self._embed(texts))
 
     def requests(self, requests: Sequence[Sequence[str]], callers: int = 0) -> list[Answer]:
-        """All requests in its queue at once; so many of them, if callers make them."""
+        """The answers to all requests. At most `callers` of them are in its queue at once; with 0, all are."""
         free = asyncio.Semaphore(callers or len(requests))
 
         async def answer(texts: Sequence[str]) -> Answer:
