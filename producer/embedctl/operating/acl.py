@@ -70,7 +70,7 @@ _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 #: The scripts of somebody who submits and fetches.
 _SUBMITTING = _words("create add tally recount hold seal retry stop resume cancel drainer drain free let_go drop")
 #: Those of files and batches.
-_OF_GATEWAY = _words("make take_due take_batch step_batch cancel_batch late note_event room drop_file")
+_OF_GATEWAY = _words("make take_due take_batch step_batch cancel_batch late note_event room drop_file list")
 
 USERS: Mapping[str, User] = {
     "producer": User(

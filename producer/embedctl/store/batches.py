@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from embedctl.store.connection import Connection
 from embedctl.store.lease import take_due
 from embedctl.store.scripts import flat
-from embedctl.store.stored_files import Once, StoredFile, facts_of, ids_in, make, new_id
+from embedctl.store.stored_files import Once, StoredFile, listed, make, new_id, texts_of
 from embedctl_config import keys
 
 
@@ -84,13 +85,8 @@ class BatchStore:
 
     def newest(self, tenant: str, count: int, after: str = "") -> list[StoredBatch]:
         """Up to `count` of a tenant's batches, the newest first, from the one after `after` on."""
-        found: list[StoredBatch] = []
-        for ids in ids_in(self._connection, keys.batches(tenant), after, descending=True, size=count):
-            facts = facts_of(self._connection, [keys.batch(each) for each in ids], keys.batches(tenant), ids)
-            found += [_parse(batch_id, each) for batch_id, each in zip(ids, facts, strict=True) if each]
-            if len(found) >= count:
-                return found[:count]
-        return found
+        made = listed(self._connection, keys.batches(tenant), after, descending=True, size=count)
+        return [_parse(batch_id, facts) for batch_id, facts in islice(made, count)]
 
     def cancel(self, batch_id: str, tenant: str) -> str | None:
         """Ask for the end of a batch. Returns its status; None if the tenant has no such batch."""
@@ -154,7 +150,7 @@ class BatchStore:
 
 
 def _parse(batch_id: str, facts: Mapping[bytes, bytes]) -> StoredBatch:
-    return StoredBatch(batch_id, {name.decode(): value.decode() for name, value in facts.items()})
+    return StoredBatch(batch_id, texts_of(facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +183,7 @@ class EventStore:
             return None
         with self._connection.client() as client:
             found = client.hgetall(keys.webhook_event(event_id))
-        facts = {name.decode(): value.decode() for name, value in found.items()}
+        facts = texts_of(found)
         if "type" not in facts:  # it has expired meanwhile
             return None
         return Event(event_id, facts["type"], facts["batch"], int(facts["created"]), int(facts.get("tries", 0)))

@@ -27,7 +27,7 @@ KEPT_PART = 0.9
 _OF_LEDGER = ("make", "take_batch", "step_batch", "cancel_batch", "late", "relist_made", "drop_file")
 #: Scripts that are not about a job → the parts that they include.
 _PLAIN_SCRIPTS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("quota", "take_due", "note_event", "let_go"), ()),
+    **dict.fromkeys(("quota", "take_due", "note_event", "let_go", "list"), ()),
     **dict.fromkeys(_OF_LEDGER, ("ledger",)),
     "room": ("ledger", "rooms"),
 }
@@ -194,6 +194,7 @@ CONSTANTS: Mapping[str, Any] = {
     "END_MS": keys.BATCH_END_S * 1000,
     "STEP_MS": keys.CLOCK_STEP_S * 1000,
     "LEDGER": keys.ledger(""),
+    "FILE": keys.file(""),
     "FILES": keys.files(""),
     "LATELY_MS": keys.LATELY_S * 1000,
     "RESERVE": keys.RESERVE,

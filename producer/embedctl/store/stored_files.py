@@ -7,8 +7,9 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
 from embedctl.chunk_files.references import is_reference
@@ -63,8 +64,7 @@ class Once:
     again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+class StoredFile(NamedTuple):
     """A complete file.
 
     Attributes:
@@ -87,7 +87,7 @@ class StoredFile:
 
     def fields(self) -> list[str]:
         """Fields and values of its hash, all but the id."""
-        return flat({name: value for name, value in asdict(self).items() if name != "id"})
+        return flat({name: value for name, value in self._asdict().items() if name != "id"})
 
     @property
     def ttl_ms(self) -> int:
@@ -139,14 +139,9 @@ class FileStore:
         self, tenant: str, count: int, after: str = "", *, descending: bool = True, purpose: str | None = None
     ) -> list[StoredFile]:
         """Up to `count` of a tenant's files, in the order of their ids, from the one after `after` on."""
-        found: list[StoredFile] = []
-        for ids in ids_in(self._connection, keys.files(tenant), after, descending=descending):
-            facts = facts_of(self._connection, [keys.file(each) for each in ids], keys.files(tenant), ids)
-            files = (_parse(file_id, each) for file_id, each in zip(ids, facts, strict=True))
-            found += [file for file in files if file is not None and purpose in (None, file.purpose)]
-            if len(found) >= count:
-                return found[:count]
-        return found
+        made = listed(self._connection, keys.files(tenant), after, descending=descending)
+        files = (_parse(file_id, facts) for file_id, facts in made)
+        return list(islice((file for file in files if file and purpose in (None, file.purpose)), count))
 
     def part(self, file: StoredFile, number: int, begin: int = 0, end: int = PART_BYTES) -> bytes:
         """Bytes of a part of a file, at least one; raises FileGone if the file has been deleted, or has expired. Redis
@@ -297,31 +292,19 @@ def make(
     return found
 
 
-def ids_in(
-    connection: Connection, key: str, after: str, *, descending: bool, size: int = _SLICE
-) -> Iterator[list[str]]:
-    """The ids of a set, in their order, in slices. Others may come and go meanwhile."""
+def listed(
+    connection: Connection, within: str, after: str, *, descending: bool, size: int = _SLICE
+) -> Iterator[tuple[str, Mapping[bytes, bytes]]]:
+    """The ids of a tenant's files or batches, in their order, and what their hashes hold. Others may come and go
+    meanwhile; the ids of those that are gone leave the set."""
     while True:
-        first = f"({after}" if after else ("+" if descending else "-")
-        last = "-" if descending else "+"
-        with connection.client() as client:
-            found = client.zrange(key, first, last, desc=descending, bylex=True, offset=0, num=min(size, _SLICE))
-        if not found:
+        args = [after, "REV" if descending else "", min(size, _SLICE)]
+        _, (last, *found) = connection.script("list", [within], args)
+        for made_id, facts in zip(found[::2], found[1::2], strict=True):
+            yield made_id.decode(), dict(zip(facts[::2], facts[1::2], strict=True))
+        if not last:
             return
-        ids = [each.decode() for each in found]
-        yield ids
-        after = ids[-1]
-
-
-def facts_of(
-    connection: Connection, hashes: Sequence[str], within: str, ids: Sequence[str]
-) -> list[Mapping[bytes, bytes]]:
-    """What some hashes hold. The ids of those that are gone leave the set."""
-    found: list[Mapping[bytes, bytes]] = connection.ask_each(hashes, lambda pipe, key: pipe.hgetall(key))
-    if gone := [each for each, facts in zip(ids, found, strict=True) if not facts]:
-        with connection.client() as client:
-            client.zrem(within, *gone)
-    return found
+        after = last.decode()
 
 
 def remove_parts(connection: Connection, files: ChunkFiles, name: str, parts: int) -> None:
@@ -330,11 +313,18 @@ def remove_parts(connection: Connection, files: ChunkFiles, name: str, parts: in
         unlink_with_bytes(connection, files, [keys.chunk_result(name, number) for number in numbers])
 
 
+def texts_of(facts: Mapping[bytes, bytes]) -> dict[str, str]:
+    """What a hash holds."""
+    return dict(zip(map(bytes.decode, facts), map(bytes.decode, facts.values()), strict=True))
+
+
 def _parse(file_id: str, facts: Mapping[bytes, bytes]) -> StoredFile | None:
     if not facts:
         return None
-    fields: dict[str, Any] = {name.decode(): value.decode() for name, value in facts.items()}
-    return StoredFile(id=file_id, **{**fields, **{name: int(fields[name]) for name in _NUMBERS}})
+    fields: dict[str, Any] = texts_of(facts)
+    for name in _NUMBERS:
+        fields[name] = int(fields[name])
+    return StoredFile(id=file_id, **fields)
 
 
 def _slices(count: int) -> Iterator[range]:
