@@ -55,7 +55,7 @@ async def create(call: Call) -> Response:
 async def listed(call: Call) -> Response:
     asked = call.request.query_params
     limit, after = limit_of(asked.get("limit"), _LISTED, _MOST_LISTED), after_of(asked.get("after"), BATCH)
-    return await call.listed(lambda: call.gateway.batches.newest(call.tenant, limit + 1, after), batch_object, limit)
+    return await call.listed(call.gateway.batches.newest(call.tenant, limit + 1, after), batch_object, limit)
 
 
 async def retrieve(call: Call) -> Response:

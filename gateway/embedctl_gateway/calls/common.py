@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import orjson
@@ -41,7 +41,7 @@ from embedctl_gateway.calls.objects import BATCH, FILE, is_id, missing, page_of
 from embedctl_gateway.embedding import catalogue
 from embedctl_gateway.embedding.catalogue import Catalogue, Served
 from embedctl_gateway.embedding.embedder import Asked, Embedded, Embedder
-from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of, is_large
+from embedctl_gateway.http.bodies import SMALL_BYTES, fields_of, is_large, paced
 from embedctl_gateway.http.fields import digits_of
 from embedctl_gateway.http.refusals import (
     Refusal,
@@ -202,12 +202,16 @@ class Call:
         async with self.gateway.in_turn[self.tenant]:
             return await asyncio.get_running_loop().run_in_executor(self.gateway.reader, work)
 
-    async def listed(self, look: Callable[[], Sequence[T]], shown: Callable[[T], Any], limit: int) -> Response:
-        """A page of a list, with as many objects as the limit says. `look` looks for one more."""
+    async def listed(self, found: Iterable[Sequence[T]], shown: Callable[[T], Any], limit: int) -> Response:
+        """A page of a list, with as many objects as the limit says. More may be found, some at a time."""
+
+        def made() -> bytes:
+            objects = chain.from_iterable([shown(each) for each in some] for some in paced(found))
+            return orjson.dumps(page_of(list(islice(objects, limit + 1)), limit))
+
         async with self.gateway.in_turn[self.tenant]:
-            found = await self.gateway.in_thread(look)
-        made = await self._aside(lambda: orjson.dumps(page_of([shown(each) for each in found], limit)))
-        return Response(made, media_type="application/json")
+            body = await self.gateway.in_thread(made)
+        return Response(body, media_type="application/json")
 
     async def embed(self, asked: Asked) -> Embedded:
         """The vectors that a caller asks for, as long as the caller waits; else CallerGone is raised. Raises Refusal if

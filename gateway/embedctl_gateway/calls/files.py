@@ -104,9 +104,8 @@ async def listed(call: Call) -> Response:
     if asked.get("order", "desc") not in ("asc", "desc"):
         refuse("order is neither asc nor desc", "invalid_value", "order")
     descending, purpose = asked.get("order") != "asc", asked.get("purpose") or None
-    files, tenant = call.gateway.files, call.tenant
-    look = partial(files.newest, tenant, limit + 1, after, descending=descending, purpose=purpose)
-    return await call.listed(look, file_object, limit)
+    found = call.gateway.files.newest(call.tenant, limit + 1, after, descending=descending, purpose=purpose)
+    return await call.listed(found, file_object, limit)
 
 
 async def retrieve(call: Call) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -21,8 +21,11 @@ SMALL_BYTES = 64 * 1024
 #: Most brackets, braces and commas of a body outside of its strings: each value has one. Sixteen times the texts that a
 #: request may have.
 MAX_MARKS = 32 * 2048
-#: Bytes of a step, and its marks. After it, others have their turn for as long as it took.
+#: Bytes of a step, and its marks.
 _STEP_BYTES, _STEP_MARKS = 128 * 1024, 2 * 2048
+#: After a step, others have their turn for so many times as long as it took: in its time, they wait for it again and
+#: again.
+_PACE = 3
 #: The parser takes no deeper arrays or objects.
 _DEEPEST = 1024
 _OPENING, _CLOSING, _COMMA = (np.frombuffer(each, np.uint8) for each in (b"[{", b"]}", b","))
@@ -49,13 +52,13 @@ def fields_of(body: bytes | bytearray, longest: int) -> dict[str, Any]:
 
 def check_values(text: bytes) -> None:
     """Refuse JSON with more values than a request may have, before objects are made of it."""
-    for _ in _paced(_marks(text)):
+    for _ in _marks(text):
         pass
 
 
 def _large(body: bytes | bytearray, longest: int) -> object:
     """The value of a large body. The elements of arrays in its fields are parsed apart, a few at a time."""
-    marks = np.concatenate([*_paced(_marks(body))])
+    marks = np.concatenate([*paced(_marks(body))])
     # Of six bytes, an escape makes one byte at least.
     if np.diff(marks, prepend=0, append=len(body)).max() > 6 * longest + SMALL_BYTES:
         refuse(f"a text has more than {longest:,} bytes (max_text_bytes)", "invalid_value")
@@ -76,7 +79,7 @@ def _large(body: bytes | bytearray, longest: int) -> object:
         commas = first + np.flatnonzero((kinds[within] == _COMMA) & (depth[within] == 2))
         some = _parsed(body, marks[first:], [*(commas - first).tolist(), int(last - first)])
         name = secrets.token_hex(16)
-        arrays[name] = [each for values in _paced(some) for each in values]
+        arrays[name] = [each for values in paced(some) for each in values]
         rest += body[at:begin] + f'"{name}"'.encode()
         at, left = end + 1, left - int(last - first)
     if left > _STEP_MARKS:
@@ -87,12 +90,12 @@ def _large(body: bytes | bytearray, longest: int) -> object:
     return found
 
 
-def _paced(steps: Iterator[T]) -> Iterator[T]:
+def paced(steps: Iterable[T]) -> Iterator[T]:
     """Pauses between steps, in which others have their turn."""
     began = time.perf_counter()
     for each in steps:
         yield each
-        time.sleep(time.perf_counter() - began)
+        time.sleep(_PACE * (time.perf_counter() - began))
         began = time.perf_counter()
 
 

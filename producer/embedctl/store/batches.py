@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 from embedctl.store.connection import Connection
@@ -83,10 +82,10 @@ class BatchStore:
         found = self._found(batch_id)
         return found if found is not None and found.tenant == tenant else None
 
-    def newest(self, tenant: str, count: int, after: str = "") -> list[StoredBatch]:
-        """Up to `count` of a tenant's batches, the newest first, from the one after `after` on."""
-        made = listed(self._connection, keys.batches(tenant), after, descending=True, size=count)
-        return [_parse(batch_id, facts) for batch_id, facts in islice(made, count)]
+    def newest(self, tenant: str, some: int, after: str = "") -> Iterator[list[StoredBatch]]:
+        """A tenant's batches, the newest first, from the one after `after` on, up to `some` at a time."""
+        for made in listed(self._connection, keys.batches(tenant), some, after, descending=True):
+            yield [_parse(batch_id, facts) for batch_id, facts in made]
 
     def cancel(self, batch_id: str, tenant: str) -> str | None:
         """Ask for the end of a batch. Returns its status; None if the tenant has no such batch."""

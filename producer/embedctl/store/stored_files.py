@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 from embedctl.chunk_files import ChunkFiles, Upload, Where
@@ -136,12 +135,12 @@ class FileStore:
         return found if found is not None and found.tenant == tenant else None
 
     def newest(
-        self, tenant: str, count: int, after: str = "", *, descending: bool = True, purpose: str | None = None
-    ) -> list[StoredFile]:
-        """Up to `count` of a tenant's files, in the order of their ids, from the one after `after` on."""
-        made = listed(self._connection, keys.files(tenant), after, descending=descending)
-        files = (_parse(file_id, facts) for file_id, facts in made)
-        return list(islice((file for file in files if file and purpose in (None, file.purpose)), count))
+        self, tenant: str, some: int, after: str = "", *, descending: bool = True, purpose: str | None = None
+    ) -> Iterator[list[StoredFile]]:
+        """A tenant's files, in the order of their ids, from the one after `after` on, up to `some` at a time."""
+        for made in listed(self._connection, keys.files(tenant), some, after, descending=descending):
+            files = [_parse(file_id, facts) for file_id, facts in made]
+            yield [file for file in files if file and purpose in (None, file.purpose)]
 
     def part(self, file: StoredFile, number: int, begin: int = 0, end: int = PART_BYTES) -> bytes:
         """Bytes of a part of a file, at least one; raises FileGone if the file has been deleted, or has expired. Redis
@@ -293,15 +292,17 @@ def make(
 
 
 def listed(
-    connection: Connection, within: str, after: str, *, descending: bool, size: int = _SLICE
-) -> Iterator[tuple[str, Mapping[bytes, bytes]]]:
-    """The ids of a tenant's files or batches, in their order, and what their hashes hold. Others may come and go
-    meanwhile; the ids of those that are gone leave the set."""
+    connection: Connection, within: str, some: int, after: str, *, descending: bool
+) -> Iterator[list[tuple[str, Mapping[bytes, bytes]]]]:
+    """The ids of a tenant's files or batches, in their order, and what their hashes hold, up to `some` at a time.
+    Others may come and go meanwhile; the ids of those that are gone leave the set."""
     while True:
-        args = [after, "REV" if descending else "", min(size, _SLICE)]
+        args = [after, "REV" if descending else "", min(some, _SLICE)]
         _, (last, *found) = connection.script("list", [within], args)
-        for made_id, facts in zip(found[::2], found[1::2], strict=True):
-            yield made_id.decode(), dict(zip(facts[::2], facts[1::2], strict=True))
+        yield [
+            (made_id.decode(), dict(zip(facts[::2], facts[1::2], strict=True)))
+            for made_id, facts in zip(found[::2], found[1::2], strict=True)
+        ]
         if not last:
             return
         after = last.decode()

@@ -68,6 +68,23 @@ def test_one_file_more_than_a_tenant_may_keep_is_refused(keeping: Keeping, raw: 
     assert all(raw.pttl(name) > 0 for name in raw.keys("embed:*"))
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_list_comes_in_its_order_some_at_a_time_and_forgets_what_is_gone(
+    keeping: Keeping, raw: Redis, monkeypatch: pytest.MonkeyPatch, descending: bool
+) -> None:
+    monkeypatch.setattr(keys, "KEPT_MOST", 10)
+    ids = sorted((keeping.keep().id for _ in range(6)), reverse=descending)
+    raw.delete(*(keys.file(each) for each in ids[2:4]))  # all of a slice
+
+    def found(after: str = "") -> list[list[str]]:
+        return [[each.id for each in some] for some in keeping.files.newest("a", 2, after, descending=descending)]
+
+    assert found() == [ids[:2], [], ids[4:], []]
+    assert found() == [ids[:2], ids[4:], []]
+    assert found(ids[1]) == [ids[4:], []]
+    assert raw.zcard(keys.files("a")) == 4
+
+
 def test_the_last_bytes_are_for_small_files(keeping: Keeping, raw: Redis) -> None:
     mib = keys.SMALL_FILE_BYTES
     large = keeping.keep(14 * mib)

@@ -186,8 +186,8 @@ class World:
             assert (job.state, job.done) == ("completed", job.records), name
             assert all(self.broker.jobs.result(job.id, chunk) for chunk in range(job.chunks)), name
         files, batches = FileStore(self.broker.connection, self.broker.chunk_files), BatchStore(self.broker.connection)
-        assert [each.name for each in files.newest(TENANT, 10)] == ["f"]
-        assert {each.id for each in batches.newest(TENANT, 10)} == {"batch_over", "batch_open"}
+        assert [each.name for some in files.newest(TENANT, 10) for each in some] == ["f"]
+        assert {each.id for some in batches.newest(TENANT, 10) for each in some} == {"batch_over", "batch_open"}
         taken = batches.take("another", 60.0)
         assert taken is not None
         assert taken.id == "batch_open"

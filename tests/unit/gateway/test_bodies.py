@@ -24,7 +24,7 @@ def test_a_large_body_is_what_a_parser_says(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("embedctl_gateway.http.bodies.SMALL_BYTES", 0)
     for step in (2, 7, 100):
         monkeypatch.setattr("embedctl_gateway.http.bodies._STEP_BYTES", step)
-        monkeypatch.setattr("embedctl_gateway.http.bodies._paced", lambda steps: steps)
+        monkeypatch.setattr("embedctl_gateway.http.bodies.paced", lambda steps: steps)
         for _ in range(60):
             texts = ["".join(draw.choices(PIECES, k=draw.randrange(12))) for _ in range(draw.randrange(1, 6))]
             fields = {"model": texts[0], "input": texts, "other": [[1, 2], {"a": [texts, {}]}, None], "n": 1.5}
