@@ -188,6 +188,7 @@ def test_queries_that_need_another_column_are_not_joined_with_documents(tmp_path
     assert documents.key != queries.key
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_weight_that_is_not_a_number_is_seen() -> None:
     found = largest_weights(np.array([np.nan, 1, 2, 0], np.float32), Ragged.of([[5, 6], [7, 8]]), unused=[6])
     assert np.isnan(found[0]["weight"]).tolist() == [True]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.halves import LARGEST_CHANGE, halved, rounded
 from embedctl_workers.arrays.tokens import Ragged, Rows, Vectors
+from embedctl_workers.arrays.vectors import unit
 
 #: A text may have no token at all.
 LENGTHS = st.lists(st.integers(0, 300), max_size=60).map(lambda lengths: np.array(lengths, np.int64))
@@ -123,3 +124,8 @@ def test_a_row_that_float16_would_change_keeps_the_chunk_in_float32(row: list[fl
     vectors = np.array([[0.6, 0.8], row, [np.nan, np.nan]], np.float32)
     assert halved(vectors) is None
     assert rounded(vectors) is vectors
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_vector_that_overflowed_is_seen() -> None:
+    assert np.isfinite(unit(np.array([[np.inf, 1], [3, 4]], np.float32))).all(axis=1).tolist() == [False, True]

@@ -81,7 +81,8 @@ def largest_weights(weights: Vectors, ids: Ragged, unused: Sequence[int]) -> Col
         part = slice(begin, end)
         words, at = np.unique(ids.values[part][kept[part]], return_inverse=True)
         largest = np.zeros(len(words), np.float32)
-        np.maximum.at(largest, at, weights[part][kept[part]])
+        with np.errstate(invalid="ignore"):
+            np.maximum.at(largest, at, weights[part][kept[part]])
         found.append(weights_of(words, largest))
     return found
 

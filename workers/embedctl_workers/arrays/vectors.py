@@ -28,5 +28,6 @@ def mean_of_windows(vectors: Vectors, text: Rows, weights: Rows) -> Vectors:
 def unit(vectors: Vectors) -> Vectors:
     """Vectors scaled to unit length, float32; a vector of length 0 stays as it is."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    units: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # the caller looks for vectors that overflowed
+        units: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
     return units

@@ -171,8 +171,7 @@ class TorchGpuBackend(SentenceModel):
     def finish(self, output: Arriving, *, normalize: bool) -> Found:
         with watched(self._device):
             found = output.wait()
-        with np.errstate(invalid="ignore"):  # the caller looks for vectors that overflowed
-            return finished(computed_of(found, output.tokens, output.rows, self._unused), normalize=normalize)
+        return finished(computed_of(found, output.tokens, output.rows, self._unused), normalize=normalize)
 
     def positions(self, lengths: Rows) -> int:
         return self._engine.positions(lengths)
