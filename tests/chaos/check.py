@@ -286,14 +286,14 @@ def keys_without_ttl(raw: Any) -> list[str]:
 
 
 #: Keys that all jobs share. They live as long as the longest-lived job might have.
-_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES, keys.UNACKED, keys.UNACKED_INDEX)
+_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.UNACKED, keys.UNACKED_INDEX)
 
 
 def left_over(raw: Any) -> dict[str, float]:
     """Our keys that still exist, and the seconds that each has left. A key that all jobs share counts only if it names
     a job that still exists."""
     shared = {name.encode() for name in _SHARED}
-    for pattern in (keys.UPKEEP, keys.turns("*"), keys.ledger("*"), keys.CLOCK):  # the last two are of gateways
+    for pattern in ("embed:reaper:*", keys.turns("*"), keys.ledger("*"), keys.CLOCK):  # the last two are of gateways
         shared.update(raw.scan_iter(match=pattern, count=1000))
     names = [name for name in raw.scan_iter(match="embed:*", count=1000) if name not in shared]
     names += [name for name in shared if raw.type(name) == b"zset" and _speaks_of_a_job(raw, name)]

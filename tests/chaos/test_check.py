@@ -15,7 +15,7 @@ import pytest
 from embedctl import Job, JobFailed, JobNotFound, JobState, WaitTimeout, enqueue_embeddings
 from embedctl_config import keys, wire
 from embedctl_config.wire import ChunkResult
-from tests.chaos.check import Verdict, check_job, check_stopped, freed, keys_without_ttl, unknown_jobs
+from tests.chaos.check import Verdict, check_job, check_stopped, freed, keys_without_ttl, left_over, unknown_jobs
 from tests.chaos.jobs import KEPT, DummyWorkload, Item, Plan
 from tests.chaos.monitor import PRODUCER_ENDS_S, Monitor
 from tests.chaos.options import Options
@@ -23,6 +23,7 @@ from tests.chaos.producers import Order, Producers
 from tests.chaos.pulse import Pulse
 from tests.chaos.rewinding import Waiter
 from tests.chaos.stack import Stack
+from tests.support.store import new_job
 from tests.support.waiting import PATIENCE_S, eventually
 
 POISONED = 5
@@ -180,6 +181,15 @@ def test_every_damage_is_seen(checked: Checked) -> None:
     raw.delete(key)
     with pytest.raises(JobNotFound):
         checked.verdict()
+
+
+def test_what_is_noted_of_a_tenant_is_not_left_over_by_its_jobs(stack: Stack) -> None:
+    job_id = new_job(stack.broker, tenant="a", keeps="1000000 0 0 1")
+    noted = {keys.kept("a"), keys.QUOTAS}
+    assert stack.raw.exists(*noted) == 2
+    left = left_over(stack.raw)
+    assert keys.job(job_id) in left
+    assert not noted & left.keys()
 
 
 def counts_of(verdict: Verdict) -> tuple[int, ...]:
