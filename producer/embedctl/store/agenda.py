@@ -71,18 +71,19 @@ class Agenda:
             self.leave_out(job_ids)
 
     def sweep(self, now_ms: int) -> list[tuple[str, str]]:
-        """Check that the looks at the next active jobs are scheduled in time; returns their ids and their tenants."""
+        """Check that the looks at the next active jobs are scheduled in time; returns their ids and their tenants.
+
+        A job whose keys can't be read is looked at when something happens to it.
+        """
         ids = self._slice(keys.ACTIVE, "active", _SWEPT)
-        facts = self._facts_of(ids)
-        found = [each for each in map(_due, ids, facts) if each is not None]
-        self.forget([job_id for job_id, queue, _ in found if not queue])
-        found = [each for each in found if each[1]]
-        late = {job_id: first for job_id, _, first in found if first is not None}
-        self._put(late, {job_id: now_ms for job_id, _, _ in found if job_id not in late})
+        read = [(job_id, *own, first) for job_id, own, first in self._facts_of(ids) if isinstance(own, list)]
+        self.forget([job_id for job_id, state, _, _ in read if state is None])
+        there = [(job_id, tenant, first) for job_id, state, tenant, first in read if state is not None]
+        late = {job_id: first for job_id, _, first in there if isinstance(first, float)}
+        self._put(late, {job_id: now_ms for job_id, _, first in there if first is None})
         return [
-            (job_id, tenants.DEFAULT if own[2] is None else own[2].decode(errors="replace"))
-            for job_id, (own, _) in zip(ids, facts, strict=True)
-            if isinstance(own, list) and own[0] is not None
+            (job_id, tenants.DEFAULT if tenant is None else tenant.decode(errors="replace"))
+            for job_id, tenant, _ in there
         ]
 
     def _put(self, late: Mapping[str, float], missing: Mapping[str, float]) -> None:
@@ -123,33 +124,15 @@ class Agenda:
     def _slice(self, members: str, cursor: str, count: int) -> list[str]:
         return [job_id for job_id, _ in next_slice(self._connection, members, cursor, count)]
 
-    def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
-        """For each job its class, model and tenant, and the lease that ends first."""
+    def _facts_of(self, ids: Sequence[str]) -> list[tuple[str, Any, object]]:
+        """Of each job its id, its state with its tenant, and the end of its first lease."""
 
         def ask(pipe: Any, job_id: str) -> None:
-            pipe.hmget(keys.job(job_id), "hardware", "model", "tenant")
+            pipe.hmget(keys.job(job_id), "state", "tenant")
             pipe.hgetall(keys.owners(job_id))
 
         answers = self._connection.ask_each(ids, ask, refusals=True)
-        return list(zip(answers[::2], map(_first_end, answers[1::2]), strict=True))
-
-
-def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, str, float | None] | None:
-    """A job's id, its queue and the end of its first lease; no queue if the job is gone.
-
-    None if the job's keys can't be read. The reaper looks at such a job when something happens to it.
-    """
-    own, first = facts
-    if not isinstance(own, list) or isinstance(first, Exception):
-        return None
-    hardware, model, _ = own
-    if hardware is None:
-        return job_id, "", None
-    try:
-        queue = keys.queue(hardware.decode(), model.decode())
-        return job_id, queue, first  # type: ignore[return-value]
-    except (ValueError, AttributeError):
-        return None
+        return list(zip(ids, answers[::2], map(_first_end, answers[1::2]), strict=True))
 
 
 def _first_end(owners: object) -> object:

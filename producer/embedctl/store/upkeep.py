@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -95,10 +96,10 @@ class Looked:
     """
 
     again: Sequence[int]
-    found: int = 0
-    lost: int = 0
-    audit_at: int = 0
-    refused: BrokerRefused | None = None
+    found: int
+    lost: int
+    audit_at: int
+    refused: BrokerRefused | None
 
 
 #: For the reaper, which does not wait for another place.
@@ -185,7 +186,7 @@ class Upkeep:
             pipe.pexpire(keys.cursors(job.id), max(1, job.left_ms)).execute()
         return more
 
-    def free_slice(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
+    def free_slice(self, job_id: str, chunks: int, *, results: bool) -> bool:
         """Free the next slice of a job's chunks, with or without their results. True if none is left: the reaper then
         looks after the job no longer, and a cancelled one expires after its TTL.
 
@@ -249,12 +250,11 @@ class Upkeep:
         What is behind a gap of a whole slice expires by itself.
         """
         kinds = (keys.chunk_input, keys.chunk_result)
-        at, found = 0, 1
-        while found:
+        for at in itertools.count(0, _SLICE):
             with self._connection.client() as client:
-                found = client.exists(*(key(job_id, chunk) for chunk in range(at, at + _SLICE) for key in kinds))
+                if not client.exists(*(key(job_id, chunk) for chunk in range(at, at + _SLICE) for key in kinds)):
+                    break
             self._free(job_id, range(at, at + _SLICE), files=self._files)
-            at += _SLICE
         with self._connection.client() as client:
             client.unlink(keys.job(job_id))
 
@@ -401,20 +401,9 @@ def _active_job(
 
 
 def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Looked | BrokerRefused:
-    if isinstance(answers["reap"], BrokerRefused):
-        return answers["reap"]
-    found: dict[str, list[Any]] = {}
-    refused: BrokerRefused | None = None
-    for name, answer in answers.items():
-        if isinstance(answer, BrokerRefused):
-            refused = answer
-        else:
-            found[name] = answer[1] if answer[0] == "ok" else []
-    audit_at, ready, lost = found.get("audit") or (0, 0, 0)
-    return Looked(
-        again=[int(chunk) for chunk in found["reap"]],
-        found=int(ready),
-        lost=int(lost),
-        audit_at=int(audit_at),
-        refused=refused,
-    )
+    refused = next((each for each in answers.values() if isinstance(each, BrokerRefused)), None)
+    if refused is not None and refused is answers["reap"]:
+        return refused
+    found = {name: each[1] for name, each in answers.items() if not isinstance(each, BrokerRefused) and each[0] == "ok"}
+    audit_at, ready, lost = map(int, found.get("audit", (0, 0, 0)))
+    return Looked([int(chunk) for chunk in found.get("reap", ())], ready, lost, audit_at, refused)

@@ -193,7 +193,7 @@ def test_a_job_that_ends_early_counts_until_its_bytes_are_gone(jobs: Jobs, broke
             add(broker, job_id, chunk)
         jobs.check(job_id)
     else:
-        assert broker.upkeep.free_slice(job_id, 3)
+        assert broker.upkeep.free_slice(job_id, 3, results=True)
         broker.quotas.note("a", [job_id])
         assert jobs.raw.hget(keys.kept("a"), "sum") == b"4096"
 

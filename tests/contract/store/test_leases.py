@@ -244,29 +244,20 @@ def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: Redis) ->
     assert broker.jobs.status(job_id).lost_chunks == (2, 5)
 
 
-def test_a_long_job_is_audited_by_slices(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_SLICE", 3)
-    job_id = new_job(broker, 8)
-    raw.delete(keys.chunk_input(job_id, 1), keys.chunk_input(job_id, 7))
-    take_all(broker)
-    assert [audited(broker, job_id) for _ in range(4)] == [1, 0, 1, 1]
-    assert broker.jobs.status(job_id).lost_chunks == (1, 7)
-
-
 def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 3)
     job_id = new_job(broker, 7)
     work(broker, job_id, 0, 4, failed=1)
     before = keys_of(raw, job_id)
     broker.upkeep.free(job_id, 7, if_ended_early=True)  # the cancellation is lost, by a Redis without its last second
-    assert broker.upkeep.free_slice(job_id, 3)
+    assert broker.upkeep.free_slice(job_id, 3, results=True)
     assert keys_of(raw, job_id) == before
     broker.jobs.cancel(job_id)
-    assert not broker.upkeep.free_slice(job_id, 7)
+    assert not broker.upkeep.free_slice(job_id, 7, results=True)
     raw.delete(keys.cursors(job_id))  # Redis came back at an earlier slice
     broker.upkeep._let_go(job_id, [job_id, "freed_to", 3, ""], [keys.chunk_result(job_id, 0)])
     assert raw.zscore(keys.ACTIVE, job_id) is not None
-    assert [broker.upkeep.free_slice(job_id, 7) for _ in range(3)] == [False, False, True]
+    assert [broker.upkeep.free_slice(job_id, 7, results=True) for _ in range(3)] == [False, False, True]
     assert raw.zscore(keys.ACTIVE, job_id) is None
     assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
     assert broker.jobs.status(job_id).state == "cancelled"
