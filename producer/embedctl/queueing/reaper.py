@@ -116,11 +116,11 @@ class Reaper:
         self._agenda.keep_turn(turn, self._next - _now())
 
     def _make_room(self) -> None:
-        """Settle ended jobs while Redis is full, which lets no process take a turn. Several may do this at once."""
+        """Tidy ended jobs while Redis is full, which lets no process take a turn. Several may do this at once."""
         jobs = self._broker.upkeep.read(self._agenda.due(self._broker.connection.now_ms(), _TOGETHER))
         for job in jobs:
-            if isinstance(job, ActiveJob) and job.state.ended and not job.settled:
-                self._broker.upkeep.settle_slice(job.id)
+            if isinstance(job, ActiveJob) and job.state.ended:
+                self._tidied(job)
 
     def _look_after_due(self, now_ms: int, until: float) -> list[str]:
         jobs = self._agenda.due(now_ms, _TOGETHER)

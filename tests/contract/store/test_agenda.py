@@ -417,11 +417,14 @@ def test_a_full_redis_is_freed_and_the_reaper_rests(own_broker: Broker, own_raw:
     broker, raw = own_broker, own_raw
     job_id = new_job(broker, 17, ttl_s=100.0)
     work(broker, job_id, *range(17))
+    cancelled = new_job(broker, 1)
+    broker.jobs.cancel(cancelled)
     assert raw.pttl(keys.chunk_result(job_id, 0)) > 1_000_000
     raw.config_set("maxmemory", 1)
     one = Reaper(broker)
     with pytest.raises(BrokerFull):
         one.round()
     assert raw.pttl(keys.chunk_result(job_id, 0)) <= 125_000
+    assert not raw.exists(keys.chunk_input(cancelled, 0))
     assert one._rests_until > 0
     assert one._troubles == {}
