@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -19,12 +20,28 @@ from embedctl.queueing.reaper import Reaper
 from embedctl.store import WorkerRow, agenda
 from embedctl.store.upkeep import ActiveJob, Looked, Upkeep
 from embedctl_config import keys
-from embedctl_config.errors import BrokerFull, BrokerRefused, WaitTimeout
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, WaitTimeout
 from embedctl_config.settings import Settings
+from embedctl_config.tenants import DEFAULT
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.in_hand import Held, InHand
 from tests.support.clocks import MovedClock
-from tests.support.store import add, claim, complete, lapse, leases, members, new_job, pass_ms, row, score, take, work
+from tests.support.store import (
+    QUEUE,
+    add,
+    claim,
+    complete,
+    lapse,
+    leases,
+    members,
+    new_job,
+    pass_ms,
+    reaped,
+    row,
+    score,
+    take,
+    work,
+)
 from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.usefixtures("old_redis")
@@ -120,19 +137,26 @@ def test_steps_bring_a_look(broker: Broker, raw: Redis, step: Callable[[Broker, 
     assert raw.pttl(keys.UPKEEP) > 0
 
 
+@pytest.mark.parametrize(("budget_s", "looked_at"), [(0.0, [2, 4, 6]), (LONG_S, [6, 6, 6])])
 def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
-    settings: Settings, broker: Broker, raw: Redis, looks: Looks, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    broker: Broker,
+    raw: Redis,
+    looks: Looks,
+    monkeypatch: pytest.MonkeyPatch,
+    budget_s: float,
+    looked_at: list[int],
 ) -> None:
     monkeypatch.setattr(reaper, "_TOGETHER", 2)
-    monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
+    monkeypatch.setattr(reaper, "BUDGET_S", budget_s)
     jobs = [new_job(broker, 1) for _ in range(6)]
     for at, job_id in enumerate(jobs):
         raw.zadd(keys.UPKEEP, {job_id: at + 1})
-    for at in (0, 2, 4):
+    for count in looked_at:
         other = Broker.connect(settings)
         reap(other, raw, interval_s=60)
         other.close()
-        assert looks.jobs == jobs[: at + 2]
+        assert looks.jobs == jobs[:count]
 
 
 def test_the_turn_is_kept_until_the_round_ends(settings: Settings, broker: Broker, raw: Redis, looks: Looks) -> None:
@@ -160,6 +184,45 @@ def test_who_lost_the_turn_stops(broker: Broker, raw: Redis, looks: Looks, monke
     assert raw.pttl(keys.REAPER) > 0
 
 
+@pytest.mark.parametrize(
+    ("took_s", "error", "rests"),
+    [
+        (300.0, None, False),
+        (300.25, None, True),  # Redis stood still, so owners are as late as this process
+        (0.0, BrokerUnavailable("it is away"), True),
+        (0.0, BrokerRefused("one key"), False),
+    ],
+)
+def test_after_an_outage_owners_are_given_time_to_come_back(
+    broker: Broker,
+    raw: Redis,
+    looks: Looks,
+    monkeypatch: pytest.MonkeyPatch,
+    took_s: float,
+    error: Exception | None,
+    rests: bool,
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(reaper, "_now", lambda: clock[0])
+    one = Reaper(broker)
+    make_due(raw, new_job(broker, 1))
+
+    def take_turn(_: agenda.Agenda, held_s: float) -> str:
+        clock[0] += took_s
+        if error is not None:
+            raise error
+        return "turn"
+
+    with monkeypatch.context() as patch, suppress(BrokerUnavailable):
+        patch.setattr(agenda.Agenda, "take_turn", take_turn)
+        one.round()
+    assert bool(looks.jobs) is (not rests and error is None)
+    clock[0] += 5
+    raw.delete(keys.REAPER)
+    one.round()
+    assert raw.exists(keys.REAPER) == (not rests)
+
+
 def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
     broker: Broker, observed: Broker, trips: Sized, monkeypatch: pytest.MonkeyPatch, clock: MovedClock
 ) -> None:
@@ -181,65 +244,46 @@ def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
     assert all(deadline is not None and began + LONG_S <= deadline <= first + LONG_S for _, deadline in rounds)
 
 
-@pytest.mark.parametrize("kind", ["owner", "owners", "job", "ready", "cursors", "events"])
-def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(broker: Broker, raw: Redis, kind: str) -> None:
-    broker.workers.beat(row())
-    damaged, healthy = lapsed_job(broker, raw), lapsed_job(broker, raw)
-    make_due(raw, damaged, healthy)
-    if kind == "owner":
-        raw.hset(keys.owners(damaged), 0, "token a host with blanks")
+def spoil(broker: Broker, raw: Redis, kind: str) -> str:
+    """A job that a round can't look after: another program has changed this fact of it, or has its key."""
+    if kind == "queue":
+        job_id, key = new_job(broker, 1, hardware="cpu"), keys.queue("cpu", "dummy")
+    elif kind == "retry":  # of a failed record, by a process that died
+        job_id = new_job(broker, 1)
+        work(broker, job_id, 0, failed=1)
+        broker.jobs.retry(job_id, 0, 1, "dead")
+        raw.delete(keys.producer(job_id))
+        key = keys.events(job_id)
     else:
-        raw.delete(getattr(keys, kind)(damaged))
-        raw.set(getattr(keys, kind)(damaged), "damaged", px=100_000)
+        job_id = lapsed_job(broker, raw)
+        if kind in ("state", "version"):
+            raw.hset(keys.job(job_id), kind, "99")
+            return job_id
+        key = getattr(keys, kind)(job_id)
+    raw.delete(key)
+    raw.set(key, "another program's", px=100_000)
+    return job_id
+
+
+@pytest.mark.parametrize("kind", "owners job ready cursors events state version retry queue".split())  # noqa: SIM905
+def test_a_job_that_can_not_be_looked_after_is_put_off_and_costs_no_other_its_look(
+    broker: Broker, raw: Redis, kind: str
+) -> None:
+    broker.workers.beat(row())
+    bad, good = spoil(broker, raw, kind), lapsed_job(broker, raw)
+    make_due(raw, bad, good)
     began_ms = broker.connection.now_ms()
     one = reap(broker, raw, interval_s=0.001)
-    assert broker.jobs.status(healthy).lapsed == 1
-    put_off_to_ms = score(raw, keys.UPKEEP, damaged)
-    assert began_ms < put_off_to_ms
+    assert broker.jobs.status(good).lapsed == 1
+    assert due_in_ms(broker, raw, good) > 0
+    put_off_to_ms = score(raw, keys.UPKEEP, bad)
+    # The pause is of this process' clock, the time of Redis'.
+    assert began_ms + 59_900 <= put_off_to_ms
     raw.delete(keys.REAPER)
     one._asked = None  # it did not stand still
     pass_ms(broker, 10)
     one.round()  # the sweep brings it forward, but it is not tried again before its time
-    # The pause is of this process' clock, the time of Redis'.
-    assert put_off_to_ms - 100 <= score(raw, keys.UPKEEP, damaged) <= broker.connection.now_ms() + 60_000
-
-
-def spoil_events(broker: Broker, raw: Redis) -> str:
-    """A job whose failed record was being retried by a process that died."""
-    job_id = new_job(broker, 1)
-    work(broker, job_id, 0, failed=1)
-    broker.jobs.retry(job_id, 0, 1, "dead")
-    raw.delete(keys.producer(job_id))
-    raw.set(keys.events(job_id), "no stream", ex=1000)
-    return job_id
-
-
-def spoil_queue(broker: Broker, raw: Redis) -> str:
-    job_id = new_job(broker, 1, hardware="cpu")
-    raw.set(keys.queue("cpu", "dummy"), "no list", ex=1000)
-    return job_id
-
-
-def spoil_job(broker: Broker, raw: Redis) -> str:
-    job_id = new_job(broker, 1)
-    raw.hset(keys.job(job_id), "state", "paused")  # as another program might say
-    return job_id
-
-
-def spoil_version(broker: Broker, raw: Redis) -> str:
-    job_id = new_job(broker, 1)
-    raw.hset(keys.job(job_id), "version", 99)
-    return job_id
-
-
-@pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_job, spoil_version])
-def test_damage_costs_no_other_job_its_look(broker: Broker, raw: Redis, spoil: Callable[[Broker, Redis], str]) -> None:
-    broker.workers.beat(row())
-    bad, good = spoil(broker, raw), lapsed_job(broker, raw)
-    make_due(raw, bad, good)
-    reap(broker, raw)
-    assert due_in_ms(broker, raw, good) > 0
-    assert broker.jobs.status(good).lapsed == 1
+    assert put_off_to_ms - 100 <= score(raw, keys.UPKEEP, bad) <= broker.connection.now_ms() + 60_000
 
 
 def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
@@ -279,18 +323,27 @@ def test_a_job_without_progress_is_looked_at_ever_less(broker: Broker, raw: Redi
 
 
 def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw: Redis) -> None:
-    late = lapsed_job(broker, raw)
+    late = new_job(broker, 2, tenant="search")
+    for chunk, end_ms in ((0, 7), (1, 3)):
+        claim(broker, late, chunk, f"t{chunk}")
+        lapse(raw, late, chunk, at_ms=end_ms)
+    spoilt, unreadable = (lapsed_job(broker, raw) for _ in range(2))
     missing, rests, gone = (new_job(broker, 1) for _ in range(3))
-    postpone(broker, raw, late)
-    before = raw.zscore(keys.UPKEEP, rests)
-    raw.zrem(keys.UPKEEP, missing)
-    raw.delete(keys.job(gone))
+    postpone(broker, raw, late, spoilt, unreadable)
+    before = {job_id: score(raw, keys.UPKEEP, job_id) for job_id in (rests, unreadable)}
+    raw.hset(keys.owners(spoilt), 0, "token a host with blanks")
+    raw.delete(keys.owners(unreadable), keys.job(gone))
+    raw.set(keys.owners(unreadable), "no hash", ex=1000)
+    raw.zrem(keys.UPKEEP, missing, gone)
     now_ms = broker.connection.now_ms()
-    broker.upkeep.agenda.sweep(now_ms)
-    assert raw.zscore(keys.UPKEEP, missing) == now_ms
-    assert raw.zscore(keys.UPKEEP, late) == 1
-    assert raw.zscore(keys.UPKEEP, rests) == before
+    found = broker.upkeep.agenda.sweep(now_ms)
+    assert sorted(found) == sorted(
+        [(late, "search"), *((each, DEFAULT) for each in (spoilt, unreadable, missing, rests))]
+    )
+    looks = {job_id: raw.zscore(keys.UPKEEP, job_id) for job_id in (late, spoilt, missing, rests, unreadable, gone)}
+    assert looks == {late: 3, spoilt: 0, missing: now_ms, **before, gone: None}
     assert raw.zscore(keys.ACTIVE, gone) is None
+    assert reaped(broker, spoilt) == [0]
 
 
 def test_sweeps_go_by_slices(settings: Settings, broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,12 +374,13 @@ def test_names_of_jobs_that_are_gone_go(broker: Broker, raw: Redis, monkeypatch:
     raw.zadd(keys.JOBS, {f"20210101-000000-{number:010d}": 200 + number for number in range(20)})
     sizes = []
     for _ in range(40):
-        broker.upkeep.agenda.drop_names()
+        in_use = broker.upkeep.agenda.drop_names()
         sizes.append(raw.zcard(keys.JOBS))
     assert sizes[0] <= 43
     assert all(before - after <= 10 for before, after in pairwise(sizes))
     assert sizes[-1] == 8
     assert members(raw, keys.JOBS) == jobs
+    assert in_use == {QUEUE}
 
 
 def test_a_reaper_may_hang(broker: Broker, raw: Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

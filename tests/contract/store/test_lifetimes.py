@@ -25,14 +25,17 @@ from tests.support.store import (
     MINE,
     QUEUE,
     TTL_S,
+    active_jobs,
     add,
     audited,
     claim,
     complete,
     keys_of,
     look_after,
+    members,
     new_job,
     payload,
+    score,
     some,
     spec,
     take,
@@ -152,33 +155,37 @@ def test_events_of_an_ended_job_last_a_minute_and_begin_anew_in_a_retry(broker: 
 def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw: Redis) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 1)
-    chunk_keys = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 1), keys.chunk_input(job_id, 2)]
+    chunk_keys = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 1), keys.retry_pointer(job_id, 2)]
+    raw.set(chunk_keys[2], 3)
 
-    def lifetimes_after(now_ms: int) -> list[bool]:
+    def renewed_at(now_ms: int) -> set[bool]:
         for key in chunk_keys:
             raw.pexpire(key, 60_000)
         extend(broker, job_id, now_ms, 5.0)
-        return [raw.pttl(key) > TTL_MS for key in chunk_keys]
+        return {raw.pttl(key) > TTL_MS for key in chunk_keys}
 
     now, own_ms = broker.connection.now_ms(), int(TTL_S * 1000)
-    assert lifetimes_after(now) == [False] * 3  # they are new
-    assert lifetimes_after(now + own_ms // 4) == [True] * 3
+    assert renewed_at(now) == {False}  # they are new
+    assert renewed_at(now + own_ms // 4) == {True}
     # A look at the job comes within a sixteenth of the TTL.
-    assert lifetimes_after(now + own_ms // 4 + own_ms * 3 // 16 - 1) == [False] * 3
-    assert lifetimes_after(now + own_ms // 4 + own_ms * 3 // 16) == [True] * 3
+    assert renewed_at(now + own_ms // 4 + own_ms * 3 // 16 - 1) == {False}
+    assert renewed_at(now + own_ms // 4 + own_ms * 3 // 16) == {True}
 
 
-def test_a_long_job_is_extended_by_slices(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("interval_s", "renewed"), [(5.0, [2, 4, 6, 8, 9, 9]), (62.5, [6, 9, 9]), (1000.0, [9, 9])])
+def test_a_long_job_is_extended_by_slices_within_an_eighth_of_its_ttl(
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, interval_s: float, renewed: list[int]
+) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 2)
-    job_id = new_job(broker, 5)
-    for chunk in range(5):
+    job_id = new_job(broker, 9)
+    for chunk in range(9):
         raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
     now = broker.connection.now_ms() + TTL_MS // 4
-    renewed = []
-    for more in (True, True, False, False):
-        assert extend(broker, job_id, now, 5.0) is more
-        renewed.append(sum(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(5)))
-    assert renewed == [2, 4, 5, 5]
+    for count in renewed:
+        assert extend(broker, job_id, now, interval_s) is (count < 9)
+        left = [raw.pttl(keys.chunk_input(job_id, chunk)) for chunk in range(9)]
+        assert sum(TTL_MS < each <= CHUNK_TTL_MS for each in left) == count
+    assert 0 < raw.pttl(keys.cursors(job_id)) <= TTL_MS
 
 
 @pytest.mark.parametrize(
@@ -254,23 +261,31 @@ def test_discarding_several_leaves_nothing(broker: Broker, raw: Redis, monkeypat
     assert raw.get(keys.idempotency("another's")) == b"another job"
 
 
-@pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled", "stopped"])
-def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Broker, raw: Redis, end: str) -> None:
-    job_id = new_job(broker, 2, ttl_s=1.0, max_errors=0, idempotency_key="k")
-    work(broker, job_id, 0, failed=int(end == "max_errors"))
-    if end == "completed":
-        work(broker, job_id, 1)
-    if end == "cancelled":
+@pytest.mark.parametrize("ttl_s", [100.0, 2.0 * keys.UNENDED_TTL_S])
+def test_every_ended_job_is_tidied_though_one_is_damaged(
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, ttl_s: float
+) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 1)
+    bad, cancelled, stopped, failed, done = jobs = [new_job(broker, 2, ttl_s=ttl_s, max_errors=0) for _ in range(5)]
+    for job_id in (bad, cancelled):
         broker.jobs.cancel(job_id)
-    if end == "stopped":
-        broker.jobs.stop(job_id)
-    assert (raw.zscore(keys.ACTIVE, job_id) is None) is (end == "completed")  # so small a job needs no reaper
-    look_after(broker, job_id)
-    assert raw.zscore(keys.ACTIVE, job_id) is None
-    assert all(raw.ttl(key) <= 5 for key in keys_of(raw, job_id))
-    eventually(lambda: not keys_of(raw, job_id))
-    with pytest.raises(JobNotFound):
-        broker.jobs.status(job_id)
+    work(broker, stopped, 0)
+    broker.jobs.stop(stopped)
+    work(broker, failed, 0, failed=1)
+    work(broker, done, 0, 1)
+    assert {*jobs} - {*active_jobs(broker)} == {done}  # so small a job needs no reaper
+    raw.set(keys.cursors(bad), "no hash", ex=60)
+    raw.zadd(keys.UPKEEP, dict.fromkeys(jobs, 1))
+    look_after(broker, *jobs)
+    assert members(raw, keys.UPKEEP) == active_jobs(broker) == [bad]
+    assert score(raw, keys.UPKEEP, bad) > broker.connection.now_ms()
+    assert all(raw.pttl(key) <= 1250 * ttl_s for job_id in jobs[1:] for key in keys_of(raw, job_id))
+
+    def left(key: Callable[[str, int], str]) -> list[list[int]]:
+        return [[chunk for chunk in range(2) if raw.exists(key(job_id, chunk))] for job_id in jobs]
+
+    assert left(keys.chunk_input) == [[0, 1], [], [], [], []]
+    assert left(keys.chunk_result) == [[], [], [0], [0], [0, 1]]
 
 
 def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw: Redis) -> None:
@@ -396,13 +411,3 @@ def test_results_of_a_retried_job_live_again(broker: Broker, raw: Redis, monkeyp
     look_after(broker, job_id)
     assert all(raw.pttl(keys.chunk_result(job_id, chunk)) > TTL_MS for chunk in range(20))
     assert raw.pttl(keys.job(job_id)) > TTL_MS - 60_000
-
-
-def test_a_short_time_takes_more_slices(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_SLICE", 2)
-    job_id = new_job(broker, 9)
-    for chunk in range(9):
-        raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
-    for _ in range(2):  # an eighth of the TTL is two intervals
-        extend(broker, job_id, broker.connection.now_ms() + TTL_MS // 4, TTL_MS / 16_000)
-    assert all(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(9))

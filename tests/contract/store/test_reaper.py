@@ -12,8 +12,8 @@ from redis import Redis
 from embedctl import Job, JobCancelled
 from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
+from embedctl.store import upkeep
 from embedctl_config import keys
-from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.store import QUEUE, claim, new_job, pass_ms, row, take_all
@@ -76,12 +76,30 @@ def test_a_turn_is_one_processs_and_prolonged_and_shortened_by_its_token_alone(b
     assert not broker.upkeep.agenda.keep_turn(token, 60)
 
 
-def test_a_reaper_rests_without_asking_redis(broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    reaper = Reaper(broker, interval_s=60)
-    reaper.round()
+def begins(one: Reaper, raw: Redis) -> bool:
+    """Whether a reaper that is asked now takes the turn."""
     raw.delete(keys.REAPER)
-    reaper.round()
-    assert not raw.exists(keys.REAPER)
+    one.round()
+    return raw.exists(keys.REAPER) == 1
+
+
+@pytest.mark.parametrize(("lease_s", "interval_s"), [(300.0, 5.0), (9.0, 3.0)])
+def test_when_rounds_begin(
+    settings: Settings, raw: Redis, monkeypatch: pytest.MonkeyPatch, lease_s: float, interval_s: float
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("embedctl.queueing.reaper._now", lambda: clock[0])
+    broker = Broker.connect(settings.replace(lease_s=lease_s))
+    one, begun = Reaper(broker), []
+    slept_s = interval_s + lease_s
+    # After the last time, it has stood still for too long, and rests for two leases.
+    for passes_s in (0, interval_s - 0.25, 0.25, slept_s, slept_s + 0.25, lease_s, lease_s - 0.25, 0.25):
+        clock[0] += passes_s
+        begun.append(begins(one, raw))
+    assert begun == [True, False, True, True, False, False, False, True]
+    one, other = (Reaper.of_many(broker) for _ in range(2))
+    assert [begins(each, raw) for each in (one, other, Reaper(broker))] == [True, False, True]
+    broker.close()
 
 
 def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: RedisServer, settings: Settings) -> None:
@@ -94,8 +112,11 @@ def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: Red
         broker.close()
 
 
-def test_a_round_audits_a_job_that_rests(broker: Broker, raw: Redis) -> None:
-    """Also one that is being submitted: its producer may wait for the room that a lost chunk takes."""
+def test_rounds_audit_a_job_that_rests(
+    broker: Broker, raw: Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slice by slice. Also one that is being submitted: its producer may wait for the room that a lost chunk takes."""
+    monkeypatch.setattr(upkeep, "_SLICE", 1)
     broker.workers.beat(row())
     rests, submitting = new_job(broker, 2), new_job(broker, 2, seal=False)
     for job_id in (rests, submitting):
@@ -104,24 +125,8 @@ def test_a_round_audits_a_job_that_rests(broker: Broker, raw: Redis) -> None:
     reap(broker, audit_after_s=3600)
     assert broker.jobs.status(rests).lost_chunks is None
     pass_ms(broker, 10)
-    reap(broker, audit_after_s=0)
-    assert broker.jobs.status(rests).lost_chunks == (1, 1)
-    assert broker.jobs.status(submitting).lost_chunks == (1, 1)
-
-
-def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServer, own_broker: Broker) -> None:
-    broker = own_broker
-    job_id = new_job(broker, 1)
-    claim(broker, job_id, 0)
-    own_redis.stop()
-    reaper = Reaper(broker, interval_s=0.01)
-    with pytest.raises(BrokerUnavailable):
-        reaper.round()
-    own_redis.start()
-    eventually(lambda: broker.connection.uptime_s() >= 1)
-
-    def reaps() -> bool:
-        reaper.round()
-        return broker.jobs.status(job_id).lapsed == 1
-
-    eventually(reaps)
+    for lost in (None, (1, 1)):
+        reap(broker, audit_after_s=0, interval_s=60.0)
+        for job_id in (rests, submitting):
+            assert broker.jobs.status(job_id).lost_chunks == lost
+            assert (f"job {job_id}: Redis lost 1 of its chunks" in caplog.text) is (lost is not None)

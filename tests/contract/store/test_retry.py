@@ -24,7 +24,7 @@ from embedctl_config.errors import (
     JobUnfinished,
 )
 from embedctl_config.wire import ChunkInput, ErrorCode
-from tests.support.store import add, claim, complete, keys_of, new_job, row, spec, take, work
+from tests.support.store import add, claim, complete, keys_of, look_after, new_job, row, spec, take, work
 
 
 def half_failed(broker: Broker, **changes: Any) -> str:
@@ -74,6 +74,19 @@ def test_a_retry_waits_for_a_redis_that_is_away_for_a_moment(broker: Broker, mon
     assert len(failed) == 3
     assert broker.jobs.status(job_id).sealed
     assert Job(new_job(broker, 0), broker).retry_failed() == 0
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_retry_goes_on_though_its_process_died(
+    broker: Broker, raw: Redis, caplog: pytest.LogCaptureFixture, lives: bool
+) -> None:
+    job_id = half_failed(broker)
+    broker.jobs.retry(job_id, 0, 3, "p")
+    if not lives:
+        raw.delete(keys.producer(job_id))
+    look_after(broker, job_id, new_job(broker, 1))
+    assert broker.jobs.status(job_id).sealed is not lives
+    assert (f"job {job_id}: the process that retried or resumed it died" in caplog.text) is not lives
 
 
 def test_a_job_that_goes_on_is_cancelled_or_gone_can_not_be_retried(broker: Broker, raw: Redis) -> None:

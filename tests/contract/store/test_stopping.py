@@ -19,7 +19,7 @@ from embedctl.store import JobState
 from embedctl.waiting.submission import Submission
 from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobFailed, JobStopped
-from tests.support.store import DIM, claim, complete, look_after, new_job, payload, row, work
+from tests.support.store import DIM, TTL_S, claim, complete, look_after, new_job, payload, row, work
 
 
 def inputs(raw: Redis, job_id: str, chunks: int = 6) -> list[int]:
@@ -45,9 +45,11 @@ def submit_again(broker: Broker, job_id: str, chunks: int = 6, word: str = "text
         submission.seal()
 
 
-@pytest.mark.parametrize("seal", [True, False])
-def test_what_is_done_stays_and_the_rest_is_freed(broker: Broker, raw: Redis, tmp_path: Path, seal: bool) -> None:
-    job_id = stopped_job(broker, seal=seal)
+@pytest.mark.parametrize(("seal", "ttl_s"), [(True, TTL_S), (False, TTL_S), (True, 2.0 * keys.UNENDED_TTL_S)])
+def test_what_is_done_stays_and_the_rest_is_freed(
+    broker: Broker, raw: Redis, tmp_path: Path, seal: bool, ttl_s: float
+) -> None:
+    job_id = stopped_job(broker, seal=seal, ttl_s=ttl_s)
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by) == (JobState.STOPPED, "stop")
     assert status.state.ended
