@@ -50,6 +50,8 @@ class Crowd:
     """
 
     def __init__(self) -> None:
+        #: File of a connection → its client.
+        self.clients: dict[int, str] = {}
         self._of: dict[str, dict[TimedProtocol, None]] = {}
         self._strangers = self._count = 0
         self._waiting: dict[str, deque[TimedProtocol]] = {}
@@ -81,7 +83,7 @@ class Crowd:
         self.answered(one)
         same = self._of.get(one.whose, {})
         if one in same:
-            del same[one]
+            del same[one], self.clients[one.file]
             self._count -= 1
             self._strangers -= not one.tenant
             if not same:
@@ -128,6 +130,7 @@ class Crowd:
 
     def _put(self, one: TimedProtocol) -> None:
         self._of.setdefault(one.whose, {})[one] = None
+        self.clients[one.file] = one.whose
         self._count += 1
         self._strangers += not one.tenant
 
@@ -189,6 +192,7 @@ class TimedProtocol(H11Protocol):
 
     Attributes:
         tenant: whose key was shown here; empty if none was.
+        file: that of its socket.
     """
 
     timeout_s = TIMEOUT_S
@@ -214,6 +218,7 @@ class TimedProtocol(H11Protocol):
         """Give it a place among the connections, unless it has one."""
         if self not in self._crowd:
             self.transport, self.client = transport, get_remote_addr(transport)
+            self.file = transport.get_extra_info("socket").fileno()
             self._crowd.add(self)
 
     def give_up(self) -> None:

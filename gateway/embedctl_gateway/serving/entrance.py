@@ -1,5 +1,5 @@
-"""Lets connections in at a pace, and looks at a few of them at a time. A request takes about ten turns of the event
-loop, and each of them would wait for all that a flood of connections brings at once."""
+"""Lets connections in at a pace, and looks at a few of them at a time, of different clients first. A request takes
+about ten turns of the event loop, and each would wait for all that a flood of connections brings at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import errno
 import logging
 import selectors
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 from embedctl.common.notices import Reminder
@@ -28,10 +30,15 @@ AT_ONCE, _PARTS = 4, 16
 
 
 class FewAtATime(selectors.DefaultSelector):
-    """Gives a few of the files that are ready, those first that it gave longest ago. The others stay ready."""
+    """Gives a few of the files that are ready: one of each client, then a second one of each, and so on, those first
+    that it gave longest ago. The others stay ready.
 
-    def __init__(self) -> None:
+    `clients` says whose the file of each connection is. Any other file is by itself.
+    """
+
+    def __init__(self, clients: Mapping[int, str]) -> None:
         super().__init__()
+        self._clients = clients
         #: File → the number of the turn that it had last.
         self._turns: dict[int, int] = {}
         self._count = 0
@@ -39,7 +46,13 @@ class FewAtATime(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(timeout)
         if (most := max(AT_ONCE, len(ready) // _PARTS)) < len(ready):
-            ready = sorted(ready, key=lambda each: self._turns.get(each[0].fd, 0))[:most]
+            before: Counter[object] = Counter()
+            ranked = []
+            for each in sorted(ready, key=lambda each: self._turns.get(each[0].fd, 0)):
+                whose = self._clients.get(each[0].fd, each[0].fd)
+                ranked.append((before[whose], each))
+                before[whose] += 1
+            ready = [each for _, each in sorted(ranked, key=itemgetter(0))[:most]]
         for key, _ in ready:
             self._count += 1
             self._turns[key.fd] = self._count

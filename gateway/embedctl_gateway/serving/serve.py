@@ -87,8 +87,10 @@ def _serve(settings: Settings, gateway: Gateway, server: Server, say: Callable[[
 
 
 class _Config(Config):
+    crowd: Crowd
+
     def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop]:
-        return lambda: asyncio.SelectorEventLoop(FewAtATime())
+        return lambda: asyncio.SelectorEventLoop(FewAtATime(self.crowd.clients))
 
 
 class _Server(Server):
@@ -133,7 +135,8 @@ def make_server(settings: Settings, gateway: Gateway) -> Server:
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or type(error).__name__
         raise SettingsError(f"gateway_tls_cert_file, gateway_tls_key_file: can't be used: {reason}") from error
-    crowd, tls, config.ssl = Crowd(), config.ssl, None
+    config.crowd = crowd = Crowd()
+    tls, config.ssl = config.ssl, None
 
     def protocol(**options: Any) -> TimedProtocol | TlsProtocol:
         made = TimedProtocol(crowd=crowd, tenant_of=gateway.access.tenant_of, **options)

@@ -17,7 +17,8 @@ from embedctl_gateway.serving.entrance import AT_ONCE, Entrance, FewAtATime
 
 
 def test_all_files_that_are_ready_have_the_same_number_of_turns() -> None:
-    with ExitStack() as opened, FewAtATime() as selector:
+    clients: dict[int, str] = {}
+    with ExitStack() as opened, FewAtATime(clients) as selector:
         for number in range(5 * AT_ONCE):
             one, other = (opened.enter_context(each) for each in socket.socketpair())
             other.send(b"x")
@@ -31,6 +32,8 @@ def test_all_files_that_are_ready_have_the_same_number_of_turns() -> None:
         late, _ = (opened.enter_context(each) for each in socket.socketpair())
         selector.register(late, selectors.EVENT_WRITE, "late")  # who comes later does not wait for all of them
         assert "late" in [key.data for key, _ in selector.select()]
+        clients.update(dict.fromkeys((key.fd for key in selector.get_map().values() if key.data != "late"), "eve"))
+        assert all("late" in [key.data for key, _ in selector.select()] for _ in range(3))  # nor for one client's
         for key in list(selector.get_map().values()):
             selector.unregister(key.fileobj)
         assert selector._turns == {}
@@ -73,7 +76,10 @@ def test_a_flood_of_connections_leaves_turns_to_others_and_all_come_in(
             await asyncio.sleep(0)
         way_in.close()
 
-    with ExitStack() as opened, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(FewAtATime())) as runner:
+    with (
+        ExitStack() as opened,
+        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(FewAtATime({}))) as runner,
+    ):
         listener = opened.enter_context(Listener())
         listener.bind(("127.0.0.1", 0))
         listener.listen(100)
