@@ -26,7 +26,12 @@ MAX_TOKENS = 512
 _CONVERT_S = 1800
 
 #: Format → the environment whose libraries convert a folder to it. The converter is `convert.py`.
-FORMATS = {"onnx": "st-onnx", "openvino": "st-openvino", "ctranslate2": "ctranslate2"}
+FORMATS = {
+    "onnx": "st-onnx",
+    "openvino": "st-openvino",
+    "openvino-int8": "st-openvino",
+    "ctranslate2": "ctranslate2",
+}
 
 #: Files that a copy of a model leaves out: conversions to other formats, and those of version control.
 _LEFT_OUT = ("onnx", "openvino", "*.onnx", "*.h5", "*.msgpack", "*.ot", ".git*", ".cache")

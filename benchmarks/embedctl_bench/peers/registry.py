@@ -184,6 +184,9 @@ PEERS = {
         _sentence_transformers(
             "st-onnx-int8", "onnxruntime int8", _ONNX, "int8", form="onnx", backend="onnx", file="model_qint8.onnx"
         ),
+        _sentence_transformers(
+            "st-openvino-int8", "OpenVINO int8", _OPENVINO, "int8", form="openvino-int8", backend="openvino", hint=""
+        ),
         _ctranslate2("int8", "int8", " int8"),
     )
 }
@@ -194,7 +197,7 @@ INFINITY_SERVER = System(
     ".http_client:InfinityServerAdapter",
     (Setting(),),
     (*_INFINITY, "fastapi", "uvicorn"),
-    environment="infinity-server",
+    environment="infinity",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from sentence_transformers import SentenceTransformer
 from .serving import Vectors
 
 #: Precisions by torch's and by OpenVINO's names.
-_KINDS = {"float32": "fp32", "f32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "f16": "fp16"}
+_FLOATS = {"float32": "fp32", "f32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16"}
+_KINDS = {**_FLOATS, "i8": "int8", "u8": "int8"}
 #: Instruction sets, by Linux's names, without which bf16 is emulated on a CPU and takes many times as long as fp32.
 _BF16 = {"amx_bf16", "avx512_bf16", "bf16"}
 
@@ -83,13 +85,12 @@ def _onnx(threads: int, file: str) -> dict[str, Any]:
 
 
 def _openvino_computes(model: Any) -> str:
-    """The precision of the compiled model, and in how many of its linear layers the compiler used it."""
+    """The precision in which the compiler computes most linear layers, and in how many of them."""
     model.compile()
-    compiled = model.request
-    hint = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
     kinds = [
         facts["runtimePrecision"].astype(str)
-        for facts in (node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops())
+        for facts in (node.get_rt_info() for node in model.request.get_runtime_model().get_ordered_ops())
         if facts["layerType"].astype(str) == "FullyConnected"
     ]
-    return f"{_KINDS.get(hint, hint)} ({kinds.count(hint)} of {len(kinds)} linear layers)"
+    kind, count = Counter(_KINDS.get(kind, kind) for kind in kinds).most_common(1)[0]
+    return f"{kind} ({count} of {len(kinds)} linear layers)"
