@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ class QdrantCollection(Destination):
                 "timeout": _ANSWER_S,
                 "check_compatibility": False,
             }
+            if url.scheme == "qdrant+http":  # or the client would read all of the system's certificates for nothing
+                self._options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._distance = models.Distance(url.one_of("distance", _DISTANCES).capitalize())
         self._client: QdrantClient | None = None
         self._contract = Contract("", "", "", {}, 0)
