@@ -120,14 +120,9 @@ STEPS = [
 ]
 
 
-#: Each at some steps: a database, and vectors that leave its usual column out.
-OTHERS = [("pgvector", "sparse,multi"), ("qdrant-http", "sparse,multi"), ("lancedb", "multi")]
-
-
 @pytest.mark.parametrize(
-    ("table", "vectors", "step"),
-    [*(("pgvector", "dense", step) for step in STEPS), *((*other, step) for other in OTHERS for step in STEPS[::3])],
-    indirect=["table"],
+    ("vectors", "step"),
+    [*(("dense", step) for step in STEPS), *(("sparse,multi", step) for step in STEPS[::3])],
 )
 def test_a_delivery_that_dies_between_two_steps_goes_on(rig: Rig, table: Database, vectors: str, step: Any) -> None:
     job, (owner, name, count, after) = ended(rig, vectors), step
