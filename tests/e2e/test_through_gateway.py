@@ -37,6 +37,7 @@ from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind, encode_input
 from embedctl_gateway.access.key_file import add_key
 from embedctl_gateway.calls.steps import STEPS
+from tests.support.changes import SHORT_LEASE
 from tests.support.drained_parts import manifest_of, results_in_redis, rows_of
 from tests.support.failpoints import killed_at
 from tests.support.forked import Forked
@@ -360,12 +361,15 @@ def test_half_an_answer_is_none(settings: Settings, sent: bytes) -> None:
             calls.ask("GET", "jobs/a/chunks/0/result")
 
 
-def test_a_killed_submission_and_a_killed_fetch_resume(here: Here, outside: Outside) -> None:
+def test_a_killed_submission_and_a_killed_fetch_resume(
+    here: Here, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)  # for the gateway
     (here.folder / "corpus.txt").write_text("\n".join(TEXTS))
     submit = ["submit", "--format", "txt", "--class", "slow", "--chunk-size", "25", "--resume", "mine"]
     fetch = ["fetch", "-o", "vectors.npy", "--quiet"]
     variables = {**here.environment, **outside.variables}
-    with Forked([*submit, "-"], variables, here.folder, DEVNULL, DEVNULL, stdin=PIPE) as process:
+    with Forked([*submit, "-"], variables, here.folder, DEVNULL, DEVNULL, stdin=PIPE, prepare=SHORT_LEASE) as process:
         assert process.stdin is not None
         process.stdin.write("\n".join(TEXTS[:90]))
         process.stdin.flush()
@@ -373,7 +377,7 @@ def test_a_killed_submission_and_a_killed_fetch_resume(here: Here, outside: Outs
         process.kill()
     (begun,) = here.broker.jobs.newest()
     here.start_worker(hardware="slow")
-    again = outside.embedctl(*submit, "corpus.txt")
+    again = outside.embedctl(*submit, "corpus.txt", prepare=SHORT_LEASE)
     assert (again.returncode, again.stdout.strip()) == (0, begun.id), again.stderr
     with Forked([*fetch, begun.id], variables, here.folder, DEVNULL, DEVNULL) as process:
         eventually(lambda: here.broker.jobs.status(begun.id).chunks_done >= 6, what="some results")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Blocks of a hundred records rather than a thousand, so that a small corpus has several.
 SMALL_BLOCKS = Put({("embedctl.sync.merged", "BLOCK"): 100})
+#: The next command does not wait for half a minute until the lease of a killed producer lapses.
+SHORT_LEASE = Put({("embedctl_config.keys", "PRODUCER_LEASE_S"): 1})
 #: Options with which vectors are others → what is said of vectors without them. The class `reseeded` is
 #: :data:`RESEEDED`.
 OTHER_VECTORS = {
@@ -117,14 +119,10 @@ def worker_later(start_worker: StartWorker) -> Iterator[None]:
 
 
 def killer(environment: dict[str, str], folder: Path, *prepare: Callable[[], None]) -> Kill:
-    """What runs a command until it is killed `before` or `after` a step. It fails if that did not happen.
-
-    The next command does not wait for half a minute until the lease of a killed producer lapses.
-    """
-    leased = Put({("embedctl_config.keys", "PRODUCER_LEASE_S"): 1})
+    """What runs a command until it is killed `before` or `after` a step. It fails if that did not happen."""
 
     def kill(step: Step, when: str, *arguments: str) -> None:
-        done = run_forked(arguments, environment, folder, prepare=InTurn((leased, *prepare, DieAt(step, when))))
+        done = run_forked(arguments, environment, folder, prepare=InTurn((SHORT_LEASE, *prepare, DieAt(step, when))))
         assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
 
     return kill
