@@ -9,13 +9,15 @@ PIP := $(PY) -m pip
 
 # Pass options to pytest: make test ARGS="-k chunking"
 ARGS ?=
-# Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other. Heavy ones run
-# one after the other, beside two of the others. The slow ones wait even more, and run in four passes beside one another.
+# Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other. Heavy ones and
+# those that start no processes run one after the other, beside three of the others. The slow ones wait even more, and run
+# in four passes beside one another.
 SIDE ?= -n 3 --dist worksteal
 side = $(if $(SIDE),-n $(1) --dist worksteal)
-# Each process imports all that it collects, so modules that import torch or lancedb have one of their own.
+# Each process imports all that it collects, so modules that import torch or lancedb have one of their own, and so have
+# those with a PostgreSQL.
 HEAVY = tests/contract/backends tests/contract/destinations \
-	$(shell grep -rlE 'tiny_models|neuron_site|sentence_transformers|"lancedb"|KINDS' tests/unit tests/e2e --include='test_*.py')
+	$(shell grep -rlE 'import torch|tiny_models|neuron_site|sentence_transformers|"lancedb"|KINDS|Nights' tests/unit tests/e2e --include='test_*.py')
 # Modules that may have slow tests, and those among them that are heavy.
 SLOW = $(shell grep -rlE 'slow|browser|VERSIONS' tests --include='test_*.py' --exclude-dir=roles --exclude-dir=containers)
 MODELS = $(filter $(HEAVY) $(HEAVY:%=%/%),$(SLOW))
@@ -57,12 +59,14 @@ ifneq (,$(filter tests/%,$(ARGS)))
 	$(PY) -m pytest $(SIDE) $(QUICK)
 else
 	@mkdir -p build; $(PY) -m pytest $(QUICK) $(HEAVY) >build/heavy.log 2>&1 & heavy=$$!; \
-	$(PY) -m pytest $(call side,2) $(QUICK) $(HEAVY:%=--ignore=%); light=$$?; \
-	wait $$heavy; heavy=$$?; cat build/heavy.log; \
-	for status in $$light $$heavy; do [ $$status = 0 ] || [ $$status = $(NONE_SELECTED) ] || exit $$status; done
+	$(PY) -m pytest $(QUICK) $(LIGHT) tests/unit tests/contract tests/explorer >build/units.log 2>&1 & units=$$!; \
+	$(PY) -m pytest $(call side,3) $(QUICK) $(LIGHT) tests/e2e tests/chaos; light=$$?; \
+	wait $$units; units=$$?; wait $$heavy; heavy=$$?; cat build/units.log build/heavy.log; \
+	for status in $$light $$units $$heavy; do [ $$status = 0 ] || [ $$status = $(NONE_SELECTED) ] || exit $$status; done
 endif
 
 QUICK = -m "not slow and not browser" $(ARGS)
+LIGHT = $(HEAVY:%=--ignore=%)
 # pytest's status where ARGS="-k …" selects tests of one of the two alone.
 NONE_SELECTED := 5
 
