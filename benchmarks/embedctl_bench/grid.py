@@ -92,9 +92,10 @@ def command(asked: Asked, cores_axis: Sequence[int], length_axis: Sequence[int],
             warm_up = [each.asked[0] for each in loads]
             ground = asked.ground(model.name, model, workload, session, warm_up=warm_up)
             for cores in fit:
-                scenes.append(Scene(f"{name}, {cores} core{'s' * (cores > 1)}", model, describe(name), loads, _BASE))
+                on = f"{cores} core{'s' * (cores > 1)}"
+                scenes.append(Scene(f"{name}, {on}", model, describe(name), loads, _BASE))
                 cpus = sorted(frozenset[int]().union(*have[:cores]))
-                there = replace(ground, key=f"{model.name}/{cores} cores", task=replace(ground.task, cpus=cpus))
+                there = replace(ground, key=f"{model.name}/{on}", task=replace(ground.task, cpus=cpus))
                 compete(scenes[-1], systems, there)
     notes = [*left_out, *not_installed(lacking)]
     report = Report("Cores × lengths × batches, end to end", workload_words(rounds), notes=notes)

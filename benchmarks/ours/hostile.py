@@ -174,7 +174,7 @@ def hostile(clients: int = 50, seconds: int = 8, turns: int = 3, attack: str = "
 
 
 def hostile_kinds(clients: int = 50, seconds: int = 5, turns: int = 2) -> Figures:
-    """The same beside clients of one kind only, of each kind in turn."""
+    """The times of single texts of one tenant, alone and beside hostile clients of one kind, for each kind in turn."""
     found: Figures = {}
     for kind in ATTACKS:
         figures = hostile(clients, seconds, turns, kind, 2000 if kind == "listings" else 20)

@@ -60,8 +60,8 @@ _SYSTEM_COLUMNS = (
 _NOTE = (
     "Each precision is ranked alone. × baseline is the rate as a multiple of {base}, with the least and the most of "
     "the rounds. As loaded: the precision that was read back from the loaded system, or our engine. A floor is the "
-    "model's matrix products of these tokens alone, without padding, by torch's fastest product in its precision; in "
-    "fp32, another one has attention's products too. "
+    "model's matrix products of these tokens alone, without padding, by torch's fastest product in its precision; "
+    "a floor with attention has attention's products too. "
     "Bold: faster than every one of ours of its precision."
 )
 
