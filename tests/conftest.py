@@ -142,15 +142,30 @@ def _chunks_are_where_the_test_means(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def chunk_files_environment(pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
+def s3_variables() -> Iterator[dict[str, str]]:
+    """One S3 server for the whole run, with a bucket `vectors`: the variables that lead to it."""
+    with s3_server() as variables:
+        yield variables
+
+
+@pytest.fixture
+def s3(s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process finds the server as programs find theirs."""
+    for name, value in s3_variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def chunk_files_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """The variables that say where jobs keep the bytes of their chunks; none if that is Redis."""
-    place = pytestconfig.getoption("--chunk-files")
+    place = request.config.getoption("--chunk-files")
     if place == "redis":
         yield {}
         return
     small = {"LIMIT_CHUNK_INLINE_BYTES": "0"}
     if place == "s3":
-        with s3_server() as variables, pytest.MonkeyPatch.context() as patch:
+        variables = request.getfixturevalue("s3_variables")
+        with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
             yield {**small, **variables, "EMBEDCTL_CHUNK_FILES": "s3://vectors/chunks"}

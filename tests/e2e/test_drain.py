@@ -24,7 +24,6 @@ from embedctl.store import Drains
 from embedctl_config import durable, keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from tests.support.buckets import s3_server
 from tests.support.drained_parts import manifest_of, results_in_redis, rows_of, unlocked, write_corpus
 from tests.support.failpoints import full_disk, killed_at
 from tests.support.here import Here
@@ -350,20 +349,12 @@ PLACE = "s3://vectors/jobs/one/"
 # ---------------------------------------------------------------------------------------------------------- a bucket
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, str]]:
-    with s3_server() as variables:
-        yield variables
-
-
 @pytest.fixture
-def bucket(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket `vectors`, which this process finds as programs find theirs."""
-    for name, value in server.items():
-        monkeypatch.setenv(name, value)
+def bucket(s3: None) -> Iterator[Any]:
+    """The bucket `vectors`, without jobs."""
     client = boto3.client("s3")
     yield client
-    for each in client.list_objects_v2(Bucket="vectors").get("Contents", []):
+    for each in client.list_objects_v2(Bucket="vectors", Prefix="jobs/").get("Contents", []):
         client.delete_object(Bucket="vectors", Key=each["Key"])
 
 

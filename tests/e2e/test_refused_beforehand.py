@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.support.buckets import s3_server
 from tests.support.databases import Postgres, database
 from tests.support.here import Here
 
@@ -49,12 +48,11 @@ def test_a_table_of_another_model_or_of_other_columns(request: pytest.FixtureReq
     assert job_ids(here) == []
 
 
-def test_what_is_not_there(here: Here) -> None:
+def test_what_is_not_there(here: Here, s3_variables: dict[str, str]) -> None:
     (here.folder / "file").touch()
     wrong = ["no/such/v.npy", "no/such/parts/", "file/parts/", "lancedb:file/db?table=t"]
     for output in wrong:
         assert "there is no folder" in here.embedctl("submit", "c.jsonl", "-o", output, status=2).stderr
-    with s3_server() as variables:
-        missing = here.embedctl("submit", "c.jsonl", "-o", "s3://missing/p/", status=2, **variables)
-        assert "s3://missing/p/ can't be used" in missing.stderr
+    missing = here.embedctl("submit", "c.jsonl", "-o", "s3://missing/p/", status=2, **s3_variables)
+    assert "s3://missing/p/ can't be used" in missing.stderr
     assert job_ids(here) == []

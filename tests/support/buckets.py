@@ -8,15 +8,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """Run moto's server in this process, with an empty bucket `vectors`; yields the environment that leads to it."""
+    """Run moto's server in this process, with an empty bucket `vectors`; yields the environment that leads to it. There
+    is one in a process, because s3fs would go on asking an earlier one."""
     import boto3
-    import s3fs
     from moto.server import ThreadedMotoServer
 
     running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
-    # This process may have asked an earlier server, and s3fs would go on asking that one.
-    s3fs.S3FileSystem.clear_instance_cache()
     try:
         host, port = running.get_host_and_port()
         url = f"http://{host}:{port}"

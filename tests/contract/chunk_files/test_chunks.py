@@ -8,7 +8,6 @@ import os
 import secrets
 import threading
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from embedctl.chunk_files.references import MOST_BYTES, NAME, parse_reference
 from embedctl_config import wire
 from embedctl_config.errors import ChunkFilesUnavailable, SettingsError, WireForeign
 from embedctl_config.wire import ChunkInput
-from tests.support.buckets import s3_server
 from tests.support.chunk_place import Forgetful
 
 JOB = "20260101-120000-0123456789"
@@ -38,14 +36,6 @@ def outside(address: str | Path, inline: int = 0) -> ChunkFiles:
     return ChunkFiles(str(address), inline, Forgetful())
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with s3_server() as variables, pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        yield "s3://vectors/team"
-
-
 @pytest.fixture(params=["redis", "folder", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a place; empty for Redis."""
@@ -55,8 +45,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def bucket(server: str) -> str:
-    return f"{server}/{secrets.token_hex(4)}"
+def bucket(s3: None) -> str:
+    return f"s3://vectors/team/{secrets.token_hex(4)}"
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from embedctl.destinations import parquet
 from embedctl.destinations.writer import Writer
 from embedctl.queueing.broker import Broker
 from embedctl_config.settings import Settings
-from tests.support.buckets import s3_server
 from tests.support.databases import Database, database
 from tests.support.drained_parts import manifest_of, results_in_redis, rows_of
 from tests.support.failpoints import Killed, kill_at
@@ -188,12 +187,6 @@ def make_job(to: str, broker: Broker, settings: Settings, raw: Redis) -> Callabl
     return make
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, str]]:
-    with s3_server() as variables:
-        yield variables
-
-
 @pytest.fixture
 def ways(
     request: pytest.FixtureRequest, make_job: Callable[[], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,8 +203,7 @@ def ways(
         if to == "folder":
             return map(Parts, folders)
         if to == "bucket":
-            for name, value in request.getfixturevalue("server").items():
-                monkeypatch.setenv(name, value)
+            request.getfixturevalue("s3")
             return (Bucket(folder.with_name(f"{tmp_path.name}-{folder.name}")) for folder in folders)
         undisturbed = File(next(folders), to, {})
         make_job().deliver(undisturbed.to)
