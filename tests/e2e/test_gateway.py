@@ -35,6 +35,7 @@ from tests.support.gateway import NO_TLS, Running, error_of, jobs_left, request_
 from tests.support.here import Here
 from tests.support.jobs import reference
 from tests.support.packages import need
+from tests.support.prepared import DieAt
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -501,6 +502,12 @@ def test_the_command_answers_and_ends(here: Here, number: int, status: int) -> N
         assert os.getsid(batches) == batches  # Linux shares CPUs among sessions first
         process.send_signal(number)
         assert process.wait(60) == status
+
+
+def test_a_gateway_that_is_stopped_as_it_starts_ends(here: Here) -> None:
+    stopped = DieAt(("embedctl_gateway.serving.serve:_Server", "run", 1), "before", signal.SIGTERM)
+    with Forked(["gateway", "--address", "0"], here.environment, None, DEVNULL, prepare=stopped) as process:
+        assert process.wait(60) == 0
 
 
 def test_a_handshake_that_nobody_begins_holds_no_place(

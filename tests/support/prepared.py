@@ -36,13 +36,14 @@ class Put:
 
 @dataclass(frozen=True)
 class DieAt:
-    """Kills the command before or after a step."""
+    """Kills the command before or after a step, or sends it another signal."""
 
     step: Step
     when: str
+    number: int = signal.SIGKILL
 
     def __call__(self) -> None:
-        _beside(self.step, **{self.when: lambda: os.kill(os.getpid(), signal.SIGKILL)})
+        _beside(self.step, **{self.when: lambda: os.kill(os.getpid(), self.number)})
 
 
 def stop(*_: object, **__: object) -> None:

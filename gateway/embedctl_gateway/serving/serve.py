@@ -81,8 +81,8 @@ def _serve(settings: Settings, gateway: Gateway, server: Server, say: Callable[[
         nobody_else = "everyone on this machine alone, as it has no keys"
         whom = "the holders of its keys" if gateway.access.has_keys else nobody_else
         say(f"the gateway is at {url}/v1 for {whom}; stop with Ctrl-C")
-        # uvicorn raises the signal again after a clean end; SIGTERM is no error.
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        # Before uvicorn hears signals, and when it raises them again after a clean end: SIGTERM is no error.
+        signal.signal(signal.SIGTERM, server.handle_exit)
         server.run([listener])
 
 
