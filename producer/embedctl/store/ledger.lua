@@ -12,6 +12,15 @@ local function keep_bytes(set, size)
   redis.call('PEXPIRE', KEPT, KEPT_MS)
 end
 
+-- Let the parts of a file whose facts are there outlive these by a minute. Until then they live as those of no file, so that
+-- a kill before this leaves nothing for long.
+local function keep_parts(file, ttl_ms)
+  local facts = redis.call('HMGET', file, 'data', 'parts')
+  for part = 0, facts[2] - 1 do
+    redis.call('PEXPIRE', JOB .. facts[1] .. ':out:' .. part, ttl_ms + 60000)
+  end
+end
+
 -- The time that deadlines count by: that of Redis, of which a step counts as a few seconds at most. So no clock that is set
 -- ends a batch, and neither does a time in which no gateway looked.
 local function ledger_now()

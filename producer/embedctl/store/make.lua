@@ -39,6 +39,8 @@ if kind == BATCH then
     'window_ms', ledger_now() + WINDOW_MS)
   enter(ARGV[1], 'validating')
   look_at(ARGV[1], redis.call('HGET', KEYS[1], 'tenant'), 0)
+else
+  keep_parts(KEYS[1], ARGV[2])
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[2], ARGV[2]) end

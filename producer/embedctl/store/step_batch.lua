@@ -11,6 +11,7 @@ if step.before and step.before ~= facts[2] then return {'other', facts[2]} end
 for at, each in ipairs(step.files) do
   redis.call('HSET', KEYS[2 + at], unpack(each.fields))
   redis.call('PEXPIRE', KEYS[2 + at], each.ttl_ms)
+  keep_parts(KEYS[2 + at], each.ttl_ms)
   redis.call('ZADD', KEYS[2], 0, each.id)
   keep_bytes(KEYS[2], each.size)
   if redis.call('PTTL', KEYS[2]) < each.ttl_ms then redis.call('PEXPIRE', KEYS[2], each.ttl_ms) end

@@ -32,8 +32,6 @@ _HEAD = wire.MAGIC + bytes([wire.ELSEWHERE]) + bytes(wire.PREFIX_BYTES - len(wir
 _NUMBERS = ("size", "created_s", "expires_s", "parts")
 #: Parts, or files of a list, that are asked for at once.
 _SLICE = 200
-#: A file's parts outlive its facts by this (seconds).
-_LONGER_S = 60
 
 
 class FileGone(EmbedctlError):
@@ -203,11 +201,11 @@ class PartWriter:
         return len(self._held)
 
     def finish(self, *, tenant: str, name: str, purpose: str, ttl_s: int) -> StoredFile:
-        """The file of all bytes, whose parts now live as long as it. It is not made yet."""
+        """The file of all bytes, whose parts live as long as it once it is made."""
         if self._held:
             self._put(self._held)
             self._held = bytearray()
-        left_ms = (ttl_s + _LONGER_S) * 1000
+        left_ms = keys.UNFINISHED_FILE_TTL_S * 1000
         for numbers in _slices(self._parts):
             parts = [keys.chunk_result(self._name, number) for number in numbers]
             if not all(self._connection.ask_each(parts, lambda pipe, key: pipe.pexpire(key, left_ms))):

@@ -16,7 +16,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import upkeep
 from embedctl.store.batches import BatchStore, EventStore, Step
-from embedctl.store.stored_files import FileStore, Once
+from embedctl.store.stored_files import FileStore, Once, StoredFile
 from embedctl.store.upkeep import ActiveJob
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
@@ -361,12 +361,19 @@ def test_a_call_for_the_next_chunk_forgets_a_job_that_is_gone(broker: Broker, ra
 def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
     before = set(raw.scan_iter())
     files, batches = FileStore(broker.connection, broker.chunk_files), BatchStore(broker.connection)
-    writer = files.writer()
-    writer.add(b"{}")
-    files.make(writer.finish(tenant="a", name="f", purpose="batch", ttl_s=100), Once("file", "digest", again=False))
-    output = files.writer()
-    output.add(b"{}")
-    answers = output.finish(tenant="a", name="answers", purpose="batch_output", ttl_s=100)
+    ttl_s = 3 * keys.UNFINISHED_FILE_TTL_S
+
+    def written(purpose: str) -> tuple[StoredFile, str]:
+        writer = files.writer()
+        writer.add(b"{}")
+        file = writer.finish(tenant="a", name="f", purpose=purpose, ttl_s=ttl_s)
+        part = keys.chunk_result(file.data, 0)
+        assert raw.ttl(part) <= keys.UNFINISHED_FILE_TTL_S, "a kill before the file is made leaves it for long"
+        return file, part
+
+    requests, requests_part = written("batch")
+    files.make(requests, Once("file", "digest", again=False))
+    answers, answers_part = written("batch_output")
     batch_id = batches.new_id("batch_")
     batches.make(batch_id, {"tenant": "a"}, Once("batch", "digest", again=False))
     taken = some(batches.take("token", 30.0))
@@ -378,6 +385,7 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: Redis) -> None:
     for step in steps:
         assert step() is not None
         assert not {name for name in set(raw.scan_iter()) - before if raw.pttl(name) < 0}
+    assert min(raw.ttl(requests_part), raw.ttl(answers_part)) > ttl_s - 60
     events = EventStore(broker.connection)
     event = some(events.take("token", 30.0))
     assert (event.type, event.batch_id, event.tries) == ("batch.cancelled", batch_id, 0)
