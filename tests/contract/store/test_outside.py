@@ -32,7 +32,7 @@ from tests.support.jobs import reference
 from tests.support.limits import limited
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig
-from tests.support.store import audited, some
+from tests.support.store import assert_from_now, audited, some
 
 TEXTS = [f"text {number}" for number in range(40)]
 #: Its fifth chunk has a record that fails.
@@ -356,21 +356,39 @@ def test_an_unreadable_folder_does_not_end_the_sweep(outside: Outside, monkeypat
     assert all(first in str(path) for path in outside.files())
 
 
-@pytest.mark.parametrize("behind_s", [-86400.0, 86400.0])
-def test_age_is_by_the_places_own_clock(outside: Outside, monkeypatch: pytest.MonkeyPatch, behind_s: float) -> None:
+@pytest.mark.parametrize(("ahead_s", "swept"), [(-86400.0, CHUNKS), (86400.0, CHUNKS), (math.inf, 0)])
+def test_age_is_by_the_places_own_clock_and_nothing_is_swept_where_it_is_unknown(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, ahead_s: float, swept: int
+) -> None:
     modified = place_module._modified
-    monkeypatch.setattr(place_module, "_modified", lambda facts: modified(facts) - behind_s)
+    assert modified({"name": "x", "updated": "2026-11-23T00:00:00Z"}) == math.inf
+    monkeypatch.setattr(place_module, "_modified", lambda facts: modified(facts) + ahead_s)
     outside.expire(outside.submit())
     assert outside.swept() == 0
     outside.age()
-    assert outside.swept() == CHUNKS
+    assert outside.swept() == swept
 
 
-def test_nothing_is_swept_where_the_age_of_bytes_is_unknown(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place_module._modified({"name": "x", "updated": "2026-11-23T00:00:00Z"}) == math.inf
-    outside.expire(outside.submit())
-    monkeypatch.setattr(place_module, "_modified", lambda _: math.inf)
-    assert outside.swept() == 0
+def test_a_sweep_resumes_where_a_process_stopped_and_rests_after_its_end(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl.queueing.sweeper.BUDGET_S", -1.0)  # a round has time for one folder
+    outside.expire(outside.submit(), outside.submit())
+    outside.age()
+    first, second = sorted({"/".join(path.parts[-5:-1]) for path in outside.files()})
+
+    def looked_at() -> list[str]:
+        outside.raw.delete(keys.SWEEP)
+        one = Sweeper(outside.broker)
+        one.round()
+        return [folder for _, folder, _ in one._found]
+
+    began_ms = outside.broker.connection.now_ms()
+    assert [looked_at() for _ in range(4)] == [[first], [second], [], []]
+    noted_ms = int(cast(bytes, outside.raw.hget(keys.NOTES, "data_next_ms")))
+    assert_from_now(outside.broker, noted_ms, after_s=600, since_ms=began_ms)
+    outside.raw.hset(keys.NOTES, "data_next_ms", began_ms)
+    assert looked_at() == [first]
 
 
 def test_a_second_look_saves_what_redis_refers_to_again(outside: Outside) -> None:
