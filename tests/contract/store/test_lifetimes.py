@@ -267,14 +267,15 @@ def test_every_ended_job_is_tidied_though_one_is_damaged(
 ) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 1)
     bad, cancelled, stopped, failed, done = jobs = [new_job(broker, 2, ttl_s=ttl_s, max_errors=0) for _ in range(5)]
-    for job_id in (bad, cancelled):
-        broker.jobs.cancel(job_id)
+    broker.jobs.cancel(cancelled)
     work(broker, stopped, 0)
-    broker.jobs.stop(stopped)
+    for job_id in (bad, stopped):
+        broker.jobs.stop(job_id)
     work(broker, failed, 0, failed=1)
     work(broker, done, 0, 1)
     assert {*jobs} - {*active_jobs(broker)} == {done}  # so small a job needs no reaper
-    raw.set(keys.cursors(bad), "no hash", ex=60)
+    raw.hset(keys.counted(bad), "no", "bits")
+    raw.expire(keys.counted(bad), 60)
     raw.zadd(keys.UPKEEP, dict.fromkeys(jobs, 1))
     look_after(broker, *jobs)
     assert members(raw, keys.UPKEEP) == active_jobs(broker) == [bad]
