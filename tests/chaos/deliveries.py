@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+from embedctl import Job
 from embedctl.cli import main
 from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck, killed_later
@@ -20,6 +21,8 @@ _KILLED_S = (1.5, 9.0)
 _DELIVERED_S = 60.0
 _FOLDER = "tables"
 _BATCH_RECORDS = 50
+#: Lengthens a job's lifetime unless Redis forgot the job: its table is counted at the end, however long the run is.
+_KEEP = "return redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HSET', KEYS[1], 'ttl_ms', ARGV[1])"
 
 
 def kill_delivery(chaos: Chaos) -> Struck | None:
@@ -32,13 +35,16 @@ def kill_delivery(chaos: Chaos) -> Struck | None:
     if not orders or find_spec("lancedb") is None:
         return None
     order = chaos.rng.choice(orders)
-    chaos.delivered.add(str(order.job_id))
-    delivery = _started(chaos.stack, str(order.job_id))
+    job_id = str(order.job_id)
+    chaos.stack.raw.eval(_KEEP, 1, keys.job(job_id), keys.UNENDED_TTL_S * 1000)
+    chaos.delivered.add(job_id)
+    delivery = _started(chaos.stack, job_id)
     return killed_later(delivery, f"of job {order.plan.index}", chaos.rng.uniform(*_KILLED_S))
 
 
 def miscounted(chaos: Chaos) -> list[str]:
-    """Repeat the deliveries of all jobs that Redis still keeps; returns which tables do not hold each vector once."""
+    """Repeat the deliveries of all jobs that Redis still keeps, discard them, and return which tables do not hold each
+    vector once."""
     if not chaos.delivered:
         return []
     from lancedb import connect  # here, because it starts a thread, and is not installed everywhere
@@ -51,6 +57,7 @@ def miscounted(chaos: Chaos) -> list[str]:
             exit_status = _started(chaos.stack, status.id).wait(_DELIVERED_S)
             ids = connect(chaos.stack.folder / _FOLDER).open_table(status.id).to_arrow()["id"].to_pylist()
             found.append((status, len(ids), len(set(ids)), exit_status))
+        Job(status.id, chaos.stack.broker).discard()
     chaos.notes.append(f"{len(found)} tables of {len(chaos.delivered)} killed deliveries were counted at the end")
     return [
         f"the table of {status.id} has {rows} rows and {ids} ids for {status.done} vectors (status {exit_status})"
