@@ -66,7 +66,8 @@ local function finish(id, status, told)
   redis.call('PEXPIRE', BATCH .. id, KEPT_MS)
   redis.call('ZREM', UNFINISHED .. (redis.call('HGET', BATCH .. id, 'tenant') or ''), id)
   if not told then return end
-  local event_id = id:gsub('^batch_', 'evt_')
+  -- Another end, of a batch whose first one Redis has lost, is another event: a receiver leaves out those that it knows.
+  local event_id = id:gsub('^batch_', 'evt_') .. '_' .. status
   redis.call('HSET', EVENT .. event_id, 'type', 'batch.' .. status, 'batch', id, 'created', now_s)
   redis.call('PEXPIRE', EVENT .. event_id, EVENT_MS)
   redis.call('ZADD', UNTOLD, 0, event_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -55,6 +56,21 @@ def test_a_batch_that_nobody_could_end_is_ended_from_its_facts(
     assert (event.type, event.batch_id) == (f"batch.{ends}", batch.id)
     assert batches.note(batch, "token", Step({"status": "completed"}, after="end")) is None  # it came too late
     assert (raw.zcard(keys.unfinished("a")), raw.zcard(keys.DEADLINES)) == (0, 0)
+
+
+def test_another_end_after_a_loss_is_another_event(batches: BatchStore, broker: Broker, raw: Redis) -> None:
+    batch, events = made(batches), EventStore(broker.connection)
+    before: dict[Any, Any] = raw.hgetall(keys.batch(batch.id))
+    ids = set()
+    for status in ("completed", "completed", "cancelled"):
+        raw.delete(keys.batch(batch.id))
+        raw.hset(keys.batch(batch.id), mapping=before)  # Redis comes back without its last second
+        batches.note(batch, "token", Step({"status": status}, after="end", told=True))
+        event = events.take("token", 30.0)
+        assert event is not None
+        assert event.type == f"batch.{status}"
+        ids.add(event.id)
+    assert len(ids) == 2
 
 
 @pytest.mark.parametrize("status", ["validating", "in_progress"])
