@@ -16,6 +16,7 @@ from embedctl.queueing.broker import Broker
 from embedctl.queueing.reaper import Reaper
 from embedctl.store import upkeep
 from embedctl.store.batches import BatchStore, EventStore, Step
+from embedctl.store.scripts import ScriptCall
 from embedctl.store.stored_files import FileStore, Once, StoredFile
 from embedctl.store.upkeep import ActiveJob
 from embedctl_config import keys
@@ -253,6 +254,9 @@ def test_discarding_several_leaves_nothing(broker: Broker, raw: Redis, monkeypat
         await discard_all(jobs)
         await discard_all([])
 
+    stop = ScriptCall("stop", [keys.job(running)], [running])
+    assert broker.upkeep.remove_complete([broker.jobs.status(running)], [stop]) == set()
+    assert broker.jobs.status(running).stopped_by == "stop", "what is asked beside is done though none is complete"
     asyncio.run(discard())
     assert steps == [running]
     for job_id in (*ended, running):
