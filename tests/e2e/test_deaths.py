@@ -97,7 +97,7 @@ def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(here: Here) -> None
 
 @pytest.mark.in_redis  # others are not joined
 def test_a_worker_that_is_killed_in_the_middle_leaves_each_joined_chunk_to_be_tried_alone(here: Here) -> None:
-    corpora = [[f"job {number} text {row}" for row in range(1 + number)] for number in range(6)]
+    corpora = [[f"job {number} text {row}" for row in range(1 + number % 8)] for number in range(12)]
     jobs = [enqueue_embeddings(texts, hardware="slow", settings=here.settings) for texts in corpora]
     usual = here.environment["EMBEDCTL_CONFIG"]
     slower = here.folder / "slower.toml"  # so that the worker is still there when the test has seen what it holds
