@@ -136,6 +136,7 @@ class FileStore:
         self, tenant: str, some: int, after: str = "", *, descending: bool = True, purpose: str | None = None
     ) -> Iterator[list[StoredFile]]:
         """A tenant's files, in the order of their ids, from the one after `after` on, up to `some` at a time."""
+        some = some if purpose is None else _SLICE  # of these, perhaps none has the purpose
         for made in listed(self._connection, keys.files(tenant), some, after, descending=descending):
             files = [_parse(file_id, facts) for file_id, facts in made]
             yield [file for file in files if file and purpose in (None, file.purpose)]

@@ -82,6 +82,7 @@ def test_a_list_comes_in_its_order_some_at_a_time_and_forgets_what_is_gone(
     assert found() == [ids[:2], [], ids[4:], []]
     assert found() == [ids[:2], ids[4:], []]
     assert found(ids[1]) == [ids[4:], []]
+    assert list(keeping.files.newest("a", 2, descending=descending, purpose="another")) == [[]]  # asked for at once
     assert raw.zcard(keys.files("a")) == 4
 
 
